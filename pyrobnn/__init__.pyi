@@ -48,6 +48,7 @@ from .posterior.prediction import Prediction as Prediction
 from .report import write_report as write_report
 from .report import write_summary as write_summary
 from .studies.rehearsal import rehearse as rehearse
+from .studies.repair import repair as repair
 from .studies.same_model import same_model as same_model
 
 __version__: str

@@ -202,6 +202,7 @@ class ProgressBar:
 _EPISTEMIC = "#0072b2"
 _ALEATORIC = "#e69f00"
 _INK = "#1c2128"
+#: half the width of a normal's 95 % interval, in sds
 _NORMAL_95 = 1.96
 
 
@@ -267,12 +268,12 @@ class LiveFigure:
         self._steps.append(step)
         self._values.append(float(cast(float, metrics[self.metric])))
         self._snapshot = metrics.get("snapshot")
-        if step >= self._drawn + self.every:
+        if step >= self._last_drawn_step + self.every:
             self._draw()
 
     def end(self) -> None:
         """The fit is over: draw what came after the latest drawing."""
-        if self._steps and self._drawn < self._steps[-1]:
+        if self._steps and self._last_drawn_step < self._steps[-1]:
             self._draw()
         # it holds the state of the fit
         self._snapshot = None
@@ -284,7 +285,7 @@ class LiveFigure:
         self._steps: list[int] = []
         self._values: list[float] = []
         self._snapshot = None
-        self._drawn = 0
+        self._last_drawn_step = 0
 
     def _draw(self) -> None:
         from matplotlib.figure import Figure
@@ -302,7 +303,7 @@ class LiveFigure:
         self._draw_curve(panels[0])
         if with_bands:
             self._draw_bands(panels[1])
-        self._drawn = self._steps[-1]
+        self._last_drawn_step = self._steps[-1]
         self._show()
 
     def _draw_curve(self, ax: Axes) -> None:

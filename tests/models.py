@@ -80,5 +80,5 @@ def joint_covariance(network, x: torch.Tensor) -> torch.Tensor:
     """Covariance of a linearised network's f over all inputs and outputs, (point, width, point, width)."""
     f, rows = network.jacobian.rows(network.features(x))
     rows = rows.flatten(0, 1)
-    root = torch.cat([block.root(network._columns(rows, block)) for block in network.blocks], 1)
+    root = torch.cat([block.whitened(network._columns(rows, block)) for block in network.blocks], 1)
     return (root @ root.T).reshape(*f.shape, *f.shape).to(f)

@@ -50,6 +50,7 @@ class ServedPosterior(PythonModel):
 
 
 def _columns(outputs: Mapping[str, Tensor], levels: Sequence[float]) -> dict[str, np.ndarray]:
+    """Predictions as columns (row,): ``mean``, of several outputs ``mean_0`` …; quantiles by level, ``q0.025``."""
     columns: dict[str, np.ndarray] = {}
     for name, values in outputs.items():
         if name == "quantiles":

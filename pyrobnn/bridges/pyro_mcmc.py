@@ -160,7 +160,7 @@ class MCMC:
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Draw from the posterior of the model given ``args`` and ``kwargs``; warns of divergences and the like."""
         seed = torch.initial_seed() % 2**32
-        call = _Call(self.kernel.model, args, kwargs)
+        call = _RunArguments(self.kernel.model, args, kwargs)
         program = self._program(call)
         self._density = self._checked_density(program, call)
         # without adaptation Pyro's warm-up is draws that are thrown away
@@ -215,13 +215,14 @@ class MCMC:
         util.print_summary(self._samples, prob=prob)
         print(f"Number of divergences: {int(self.posterior.sample_stats['diverging'].sum())}")  # noqa: T201
 
-    def _program(self, call: _Call) -> Program:
+    def _program(self, call: _RunArguments) -> Program:
+        """The kernel's model with its arguments bound, or the density of its potential."""
         if self.kernel.potential_fn is None:
             return functools.partial(_call, call.model, call.args, call.kwargs)
         start = {name: value[0] for name, value in self.initial_params.items()}
         return LogDensity(functools.partial(_negative, self.kernel.potential_fn), start)
 
-    def _checked_density(self, program: Program, call: _Call) -> Density:
+    def _checked_density(self, program: Program, call: _RunArguments) -> Density:
         """The density of the program, which runs once; data of a wrong type are explained."""
         data = {} if call.model is None else call.arguments_by_name()
         with types_explained(call.called_with, data):
@@ -349,7 +350,7 @@ def _sampler(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sa
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Call:
+class _RunArguments:
     """A model, None of a kernel with a potential, and the arguments of a run."""
 
     model: Program
@@ -368,6 +369,7 @@ class _Call:
         return self.model(*values[:count], **dict(zip(self.kwargs, values[count:], strict=True)))
 
 
+# keep the name: pickles of posteriors hold it
 def _call(
     model: Program,
     args: tuple,

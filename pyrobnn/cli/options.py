@@ -42,7 +42,7 @@ _SHARED = {"model", "x", "y", "seed", "init", "device", "checkpoint", "callbacks
 _LABEL = re.compile(r"[^\W\d_][\w-]*")
 #: what a file does not say: it is of one call; and what the numbers do not rest on
 _OF_ONE_CALL = ("help", "config", "methods", "resume")
-_NOT_KEPT = ("out", "no_progress")
+_NOT_KEPT = ("out", "no_progress", "refine")
 _HELP = {"-h", "--help"}
 _RESPONSE: Any = Literal[tuple(RESPONSES)]
 #: the options of a study: type, default, help; those of the model are arguments of `make_study`
@@ -53,6 +53,11 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
             bool,
             False,
             "go on with a run that was stopped: what is finished is not fitted again",
+        ),
+        "refine": (
+            float,
+            None,
+            "seconds in which each method without chains is then brought to the posterior",
         ),
         "quick": (bool, False, "fewer steps and draws, 500 rows at most: a minute"),
         "seed": (int, 0, "seed of everything random"),
@@ -136,16 +141,16 @@ def read(argv: Sequence[str], command: str) -> Config:
     parser = _study_parser(command)
     without_help = [word for word in study_words if word not in _HELP]
     # the line alone first: it says which file and which methods
-    line = _parsed(parser, {}, without_help)
+    from_line = _parsed(parser, {}, without_help)
     if _HELP & set(study_words):
-        _print_help(parser, line)
+        _print_help(parser, from_line)
         sys.exit(0)
-    written, listed = _content(line.config) if line.config else ({}, {})
+    file_options, file_methods = _content(from_line.config) if from_line.config else ({}, {})
     # then the file, and over it the line
-    study = _parsed(parser, written, without_help)
-    methods = _methods_to_run(command, line, listed)
+    study = _parsed(parser, file_options, without_help)
+    methods = _methods_to_run(command, from_line, file_methods)
     _check_labels(method_words, methods)
-    if line.quick and not written.get("quick"):
+    if from_line.quick and not file_options.get("quick"):
         methods = _without_quick_options(methods)
     configured, plain_methods = _configurations(methods, method_words, study)
     plain = _plain_study(parser, study) | {"methods": plain_methods}
@@ -306,14 +311,17 @@ def _chosen(words: Sequence[str], listed: NamedMethods) -> NamedMethods:
     chosen: NamedMethods = {}
     for word in words:
         label, _, name = word.partition("=")
-        name_and_options = listed[label] if not name and label in listed else (name or label, {})
-        method = name_and_options[0]
+        if not name and label in listed:
+            chosen_method = listed[label]
+        else:
+            chosen_method = (name or label, {})
+        method, _ = chosen_method
         check_choice("methods", method, tuple(METHODS))
         if label in METHODS and label != method or not _LABEL.fullmatch(label):
             raise ValueError(
                 f"{label!r} cannot name this {method}: use letters, digits, '-' and '_'"
             )
-        if chosen.setdefault(label, name_and_options) != name_and_options:
+        if chosen.setdefault(label, chosen_method) != chosen_method:
             raise ValueError(f"two methods are called {label!r}: give each a name of its own")
     return chosen
 

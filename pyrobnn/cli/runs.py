@@ -41,23 +41,27 @@ def compare(argv: Sequence[str], command: str) -> int:
     """
     config = read(argv, "compare")
     out = Path(config.study.out)
-    trees, failed, stopped = _run(config, {label: label for label in config.methods}, out, command)
+    trees, skipped, stopped = _run(config, {label: label for label in config.methods}, out, command)
     if stopped:
-        missing = (label for label in config.methods if label not in (*trees, *failed))
-        failed |= dict.fromkeys(missing, "stopped before it was done")
+        missing = (label for label in config.methods if label not in (*trees, *skipped))
+        skipped |= dict.fromkeys(missing, "stopped before it was done")
         whole = sum(not float(tree.attrs.get("interrupted", 0)) for tree in trees.values())
         count = len(config.methods)
         say(
             f"\nstopped with {whole} of {count} methods in hand; the same command with --resume goes on",
             sys.stderr,
         )
-    trees = {label: trees[label] for label in config.methods if label in trees}
+    from pyrobnn.studies.compare import REFINED
+
+    # the first run of exact chains is the reference of all others
+    names = [*config.methods, *(label + REFINED for label in config.methods)]
+    trees = {name: trees[name] for name in names if name in trees}
     if trees:
         from pyrobnn.cli import saved
 
         (out / "config.yaml").write_text(f"{config}\n", encoding="utf-8")
-        saved.judge_saved(trees, out / "report.html", out / "summary.json", failed)
-    return INTERRUPTED if stopped else int(bool(failed))
+        saved.judge_saved(trees, out / "report.html", out / "summary.json", skipped)
+    return INTERRUPTED if stopped else int(bool(skipped))
 
 
 def fit(argv: Sequence[str], command: str) -> int:
@@ -75,7 +79,7 @@ def fit(argv: Sequence[str], command: str) -> int:
         )
     check_file(out, "model.nc")
     (label,) = config.methods
-    trees, left_out, stopped = _run(config, {label: out.stem}, out.parent, command)
+    trees, skipped, stopped = _run(config, {label: out.stem}, out.parent, command)
     from pyrobnn.diagnostics import diagnose
 
     for tree in trees.values():
@@ -84,7 +88,7 @@ def fit(argv: Sequence[str], command: str) -> int:
         say(
             f"predict: pyrobnn predict {quote(str(out))} NEW.csv\nreport: pyrobnn report {quote(str(out))}"
         )
-    for reason in left_out.values():
+    for reason in skipped.values():
         say(f"pyrobnn: nothing was saved: {reason}", sys.stderr)
     if stopped:
         if out.with_suffix(".checkpoint").exists():
@@ -95,7 +99,7 @@ def fit(argv: Sequence[str], command: str) -> int:
             ending = "starts anew: no checkpoint was written yet"
         say(f"stopped; the same command {ending}", sys.stderr)
         return INTERRUPTED
-    return int(bool(left_out))
+    return int(bool(skipped))
 
 
 def _run(
@@ -104,7 +108,7 @@ def _run(
     out: Path,
     command: str,
 ) -> tuple[dict[str, DataTree], dict[str, str], bool]:
-    """Run the methods: the trees and why others are left out, by file name, and whether Ctrl-C stopped the run."""
+    """Run the methods: the trees and why others were skipped, by file name, and whether Ctrl-C stopped the run."""
     from xarray import DataTree
 
     from pyrobnn.diagnostics.verdict import said
@@ -112,7 +116,7 @@ def _run(
 
     options = config.study
     trees = {}
-    left_out = {}
+    skipped = {}
     stopped = False
     attributes = {
         name: {"command": command, "config": json.dumps(config.of(label))}
@@ -128,6 +132,7 @@ def _run(
         announce=say,
         attributes=attributes,
         resume=options.resume,
+        refine=options.refine,
     )
     try:
         for name, result in runs:
@@ -135,10 +140,10 @@ def _run(
                 trees[name] = result
                 stopped = float(result.attrs.get("interrupted", 0)) > 0
             else:
-                left_out[name] = str(result) if isinstance(result, Refused) else said(result)
+                skipped[name] = str(result) if isinstance(result, Refused) else said(result)
     except KeyboardInterrupt:
         stopped = True
-    return trees, left_out, stopped
+    return trees, skipped, stopped
 
 
 def _study_of(options: Namespace) -> Study:

@@ -80,6 +80,7 @@ def judge_saved(
 
     from pyrobnn.report import write_report, write_summary
     from pyrobnn.report.results import COLUMNS, Results
+    from pyrobnn.report.sentences import beside_reference
 
     results = Results.of(trees, left_out=left_out)
     write_summary(results, None, summary)
@@ -91,6 +92,8 @@ def judge_saved(
     table = pd.DataFrame({row.label: pd.Series(row.values) for row in rows}, index=[*titles])
     table = table.rename(index=titles)
     say(f"\n{table.dropna(how='all').to_string(float_format='{:.4g}'.format, na_rep='')}\n")
+    for sentence in beside_reference(results.rows, results.reference):
+        say(sentence)
     for verdict in results.verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
     for name, reason in left_out.items():
@@ -381,4 +384,5 @@ def _coded_inputs(frames: Mapping[str, pd.DataFrame], target: str) -> dict[str, 
         for name in frame
         if frame[name].dtype.kind not in "biuf"
     }
-    return {name: frame.assign(**codes).astype(float).loc[name] for name in frames}
+    coded = frame.assign(**codes).astype(float)
+    return {table: coded.loc[table] for table in frames}

@@ -55,7 +55,15 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line and without the words of jsonargparse's own machinery."""
+    r"""What an error says, in one line and without the words of jsonargparse's own machinery.
+
+    >>> one_line(ValueError("Parser key \"study.seed\": Expected a <class 'int'>. Got value: many"))
+    "'study.seed': expected int, got many"
+    >>> one_line(ValueError("Parser key \"init\": Expected a typing.Literal['a', 'b']. Got value: c"))
+    "'init': expected one of ['a', 'b'], got c"
+    >>> one_line(ValueError("Does not validate against any. Subtypes: [int, NoneType] Given value: x"))
+    'expected int, got x'
+    """
     text = " ".join(str(error).split())
     text = re.sub(r'^Parser key "([\w.]+)"(?: element \d+)?: ?', r"'\1': ", text)
     text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text.replace("typing.Literal", "one of "))

@@ -21,6 +21,8 @@ RHAT_LIMIT = 1.01
 RHAT_NOTED = 1.05
 #: draws per chain below which neither is defined: two halves of two draws
 MIN_DRAWS = 4
+#: share of transitions that diverge at NUTS's default target where nothing is wrong
+DIVERGING_BY_CHANCE = 5e-4
 
 
 def rhat(draws: ArrayLike) -> np.ndarray:
@@ -96,11 +98,13 @@ def _rhat_of_scores(scores: np.ndarray) -> float:
 
 
 def _halves(draws: np.ndarray) -> np.ndarray:
+    """The halves of all chains, (2 · chain, draw // 2)."""
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, -half:]]).astype(np.float64)
 
 
 def _normal_scores(values: np.ndarray) -> np.ndarray:
+    """Normal scores of the ranks (Blom's), ties at their mean rank."""
     _, where, counts = np.unique(
         values,
         return_inverse=True,
@@ -156,7 +160,7 @@ def divergences_by_chance(num_transitions: int) -> int:
     >>> divergences_by_chance(100), divergences_by_chance(800), divergences_by_chance(4000)
     (1, 2, 5)
     """
-    mean = torch.tensor(5e-4 * num_transitions, dtype=torch.float64)
+    mean = torch.tensor(DIVERGING_BY_CHANCE * num_transitions, dtype=torch.float64)
     counts = torch.arange(10 + 2 * int(mean), dtype=torch.float64)
     distribution_function = torch.special.gammaincc(counts + 1, mean)  # Poisson's
     return int((distribution_function < 0.98).sum())

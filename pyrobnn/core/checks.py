@@ -93,7 +93,7 @@ def check_optional(
     *options: _Options.args,
     **bounds: _Options.kwargs,
 ) -> None:
-    """``check(name, value, …)`` of an option that may be None."""
+    """Check an option by ``check(name, value, …)``, unless it is None."""
     if value is not None:
         check(name, value, *options, **bounds)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 def written_whole(path: str | Path, *, folder: bool = False) -> Iterator[Path]:
     """A path beside ``path`` to write to, which takes its name when the block ends without an error.
 
+    Posteriors are written by ``write_atomically`` of ``pyrobnn.posterior.storage``, which HDF5 asks more of.
+
     Args:
         path: what stands there is replaced then, and not before.
         folder: the path is that of a new folder, not of an empty file.

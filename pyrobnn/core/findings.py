@@ -56,6 +56,8 @@ def _of_record(record: Mapping[str, Any]) -> Finding:
 
 def warn(reports: Iterable[Finding | str]) -> None:
     """Warn of each report, at the line that called this package."""
+    # the frames from this one outwards; ``stacklevel`` counts this one as 1: numbered from 2 on, each name has the
+    # number of the frame that called it
     names = [
         frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe())
     ]
@@ -361,6 +363,10 @@ DRAWS: _Sentences = {
         "separate modes never agree: use SMC, which weights modes by their mass"
     ),
     "not_refined": _not_refined,
+    "not_repaired": (
+        "nothing that repair tried in {seconds:.0f} seconds has helped ({tried}); still wrong: {wrong}. The draws are "
+        "those that were given: do not rely on them"
+    ),
     "particles_lag": (
         "at one temperature after the other the MCMC steps still raised the log likelihood of the particles: these "
         "lag behind the posterior, many of the draws lie outside of it, and the log evidence is too low by {lag:.2g} "

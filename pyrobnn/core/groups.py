@@ -21,7 +21,7 @@ POSTERIOR_PREDICTIVE = "posterior_predictive"
 REPLICATES = "replicates"
 #: PIT and mean of each value of an observed joint event, given the values before it
 ONE_STEP = "one_step"
-#: attribute of an observed variable: of how many events of values that depend on each other it consists
+#: attribute of an observed variable: the number of its joint events, whose values depend on each other
 EVENTS = "joint_events"
 #: data from which on the distribution of PIT values is tested; fewer joint events are judged by their values
 MIN_DATA = 20
@@ -34,7 +34,8 @@ HELD_OUT = "predictions_constant_data"
 GRID = "grid"
 #: Stein's identities at thinned draws, by site
 STEIN = "stein"
-#: f at the probes for thinned draws of an approximation, before and after Hamiltonian moves
+#: f at the probes for draws and as Hamiltonian moves change it: of thinned draws before and after, or of an
+#: approximation beside short chains that began at its draws
 MOVED = "moved"
 PRIOR = "prior"
 PRIOR_PREDICTIVE = "prior_predictive"

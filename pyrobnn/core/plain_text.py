@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 
+#: mathematical sign → its spelling in ASCII
 PLAIN = {
     "≥": ">=",
     "≤": "<=",
@@ -21,6 +22,7 @@ PLAIN = {
     "…": "...",
     "\N{FRACTION SLASH}": "/",
 }
+#: name under which `register` makes the error handler known
 ERRORS = "pyrobnn.plain"
 
 

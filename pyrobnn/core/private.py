@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 if TYPE_CHECKING:
-    #: what a traced function returns
-    # tensors, or trees of them
+    #: what a traced function returns: tensors, or trees of them
     _Outputs = Tensor | float | Mapping | Sequence | None
 
 
@@ -34,7 +33,7 @@ class Gone(ImportError):
     """A name that this torch does not have."""
 
 
-#: what a name that has moved, or has another signature, raises
+#: errors of a name that has moved, or has another signature
 MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
 _Context = contextlib.AbstractContextManager[Any]
 
@@ -191,12 +190,20 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Inductor's machine code of a graph, without Dynamo; kept on disk.
 
-    ``on_stack``: intermediate tensors of a small function on the stack, where each would be an allocation: half of a
-    short step. For functions that return nothing and call no library: inductor would hand out one memory for the
-    results of every call. Up to 0.8 MB, which the threads of Linux have. ``scalar``: no vector code. Raises others of
-    :data:`MOVED` on other torch.
+    Args:
+        graph: of ATen operators.
+        inputs: of the shapes and strides that it is compiled for.
+        settings: of inductor, by name; those that this torch does not have are left out.
+        on_stack: whether the intermediate tensors of a small function lie on the stack; each would be an allocation,
+            together half of a short step. For functions that return nothing (inductor would hand out one memory for the
+            results of every call) and call no library; up to 0.8 MB, which the threads of Linux have.
+        scalar: whether there is no vector code.
+
+    Raises:
+        ImportError, AttributeError, KeyError, TypeError, AssertionError: those of :data:`MOVED`, on another torch.
     """
     with contextlib.ExitStack() as stack:
+        # how it compiles: the settings, and shapes that are fixed
         stack.enter_context(_old_objects_frozen())
         shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
         config = _required("torch._inductor.config")
@@ -208,16 +215,20 @@ def compile_graph(
         stack.enter_context(config.patch(known))
         # its warnings name operators that users have never heard of
         stack.enter_context(replaced(logging.getLogger("torch._inductor.ir"), "disabled", True))
+
+        # a shorter compile
         stack.enter_context(_few_headers_precompiled())
         stack.enter_context(_quick_lookups())
         stack.enter_context(_known_instructions(scalar))
         # patterns of attention and the like, half a second to make: no operator of the library's steps is left to them
         patterns = _required("torch._inductor.fx_passes.joint_graph")
         stack.enter_context(replaced(patterns, "lazy_init", lambda *_: None))
+
         if on_stack:
             stack.enter_context(_intermediates_on_the_stack())
         call: Callable[..., Any] = _required("torch._inductor.compile")(graph, inputs)
         call(*inputs)
+
     code = getattr(call, "current_callable", None)
     if code is None or graph.graph.output_node().all_input_nodes:
         return call
@@ -311,10 +322,11 @@ def _instruction_sets_of_the_cpu() -> list[Any]:
 
 
 def _few_headers_precompiled() -> _Context:
-    """The headers of calls, of the stack and of kernels precompiled together, without those of torch's own tensors.
+    """Inside, one precompiled header holds those of calls, of the stack and of kernels, not those of torch's tensors.
 
-    Each compile reads the headers of kernels otherwise, and instantiates the templates of all: together three quarters
-    of its time. Inductor asks for the one header to precompile, and puts it between ``#include <`` and ``>``.
+    Otherwise each compile reads the headers of kernels and instantiates the templates of all, three quarters of its
+    time. Inductor asks for the name of one header and writes ``#include <NAME>``. The text that it gets here ends the
+    first bracket itself and leaves the last one open: so it includes several.
     """
     cache = _required("torch._inductor.codecache")
     of_kernels = cache._get_cpp_prefix_header
@@ -328,6 +340,7 @@ def _few_headers_precompiled() -> _Context:
             of_kernels(device),
         ]
         included = ">\n#include <".join(header for header in headers if header)
+        # a header that costs nothing, for the bracket that inductor has opened
         return f"cstdint>\n#undef TORCH_INDUCTOR_PRECOMPILE_HEADERS\n#include <{included}"
 
     return replaced(cache, "_get_cpp_wrapper_header", headers_of_calls)

@@ -43,9 +43,9 @@ def _no_value() -> Tensor:
 def given(name: str) -> Tensor | None:
     """The value that draws or a guide's trace hold of ``name``, or None.
 
-    ``pyro.infer.Predictive`` hands a program only the sites of the guide's trace, by conditioning, and an ELBO by
-    replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them. They are asked here by
-    a ``sample`` statement that no other handler hears, such as a trace, which would record it.
+    ``pyro.infer.Predictive`` gives a program the sites of a guide's trace by conditioning, an ELBO by replaying. Both
+    answer ``sample`` statements alone, so that a ``pyro.param`` never hears of these values. Here a ``sample``
+    statement asks for one. All other handlers are blocked meanwhile: a trace, say, would record the statement.
 
     Raises:
         Gone: this Pyro does not let its handlers be asked, and some may hold a value.
@@ -57,7 +57,8 @@ def given(name: str) -> Tensor | None:
         _check_supplied(name)
         return None
     with block_handlers(lambda handler: True) as handlers, contextlib.ExitStack() as answering:
-        for handler in handlers:  # outermost first
+        # those that may know the value answer again, in their order, outermost first
+        for handler in handlers:
             if isinstance(handler, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
                 answering.enter_context(handler)
         value = pyro.sample(name, _no_value)  # type: ignore[arg-type]  # any function of no arguments will do

@@ -102,6 +102,10 @@ def _with_generator(func: OpOverload) -> Callable[..., Any]:
 
 # -- distributions -----------------------------------------------------------------------------------------------------
 
+#: how far outside of its support a parameter may lie by rounding, relative to its bound: what torch allows the sum of a
+#: simplex
+ROUNDING = 1e-6
+
 
 @contextlib.contextmanager
 def values_unchecked() -> Iterator[None]:
@@ -141,6 +145,9 @@ _birth_hooks = _BirthHooks()
 _births_lock = threading.Lock()
 _num_watchers = 0  # runs that are inside of `distributions_born`, of all threads
 _original_init = Distribution.__init__
+#: where the one distribution of torch is made that clamps its parameter before anybody can see it
+_CLAMPING = "torch.distributions.continuous_bernoulli"
+_original_clamp: Any = private.find(f"{_CLAMPING}.clamp_probs")
 
 
 def _init_with_hook(self: Distribution, *args: Any, **options: Any) -> None:
@@ -149,18 +156,35 @@ def _init_with_hook(self: Distribution, *args: Any, **options: Any) -> None:
         _birth_hooks.hooks[-1](self)
 
 
+def _clamp_with_hook(probs: Tensor) -> Tensor:
+    """Probabilities, clamped; where a hook looks at distributions, what is no probability becomes NaN, to be seen."""
+    clamped = _original_clamp(probs)
+    if not _birth_hooks.hooks:
+        return clamped
+    inside = (probs >= -ROUNDING) & (probs <= 1 + ROUNDING)
+    return torch.where(inside, clamped, torch.nan)
+
+
+def _make_distributions_by(init: Any, clamp: Any) -> None:
+    """Replace the constructor of all distributions, and the clamp of the one that has one."""
+    kind: Any = Distribution
+    kind.__init__ = init
+    if _original_clamp is not None:
+        private.find(_CLAMPING).clamp_probs = clamp
+
+
 @contextlib.contextmanager
 def distributions_born(hook: Callable[[Distribution], None]) -> Iterator[None]:
     """Inside, ``hook`` is called with every distribution that this thread makes, as soon as it has its parameters.
 
     That is where torch validates them. No handler and no mode sees a distribution being made, so the constructor of
-    the base class is replaced, while any thread is inside; those of other threads pass through it unchanged.
+    the base class is replaced, while any thread is inside; those of other threads pass through it unchanged. A
+    probability that a constructor would clamp into its support is NaN inside.
     """
     global _num_watchers
-    kind: Any = Distribution
     with _births_lock:
         _num_watchers += 1
-        kind.__init__ = _init_with_hook
+        _make_distributions_by(_init_with_hook, _clamp_with_hook)
     before = _birth_hooks.hooks
     _birth_hooks.hooks = (*before, hook)
     try:
@@ -170,7 +194,7 @@ def distributions_born(hook: Callable[[Distribution], None]) -> Iterator[None]:
         with _births_lock:
             _num_watchers -= 1
             if not _num_watchers:
-                kind.__init__ = _original_init
+                _make_distributions_by(_original_init, _original_clamp)
 
 
 def depends(value: Tensor) -> bool:

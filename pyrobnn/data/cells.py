@@ -31,15 +31,15 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
     bare = _without_thousands(_without_units(text))
     values = pd.to_numeric(bare, errors="coerce")
     stray = text[values.isna()]
-    begin = f"{where}: column {column.name!r} holds numbers"
+    opening = f"{where}: column {column.name!r} holds numbers"
     if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
-        raise ValueError(f"{begin} with commas, such as {stray.iloc[0]!r}: write points")
+        raise ValueError(f"{opening} with commas, such as {stray.iloc[0]!r}: write points")
     if 2 * len(stray) >= len(text):
         return None
     if len(stray):
         raise ValueError(
-            f"{begin} but for {len(stray)} of {len(text)} cells, first {stray.iloc[0]!r} in row {stray.index[0] + 1}: "
-            "fix the cells or drop their rows (a target of classes: task='classification')"
+            f"{opening} but for {len(stray)} of {len(text)} cells, first {stray.iloc[0]!r} in row "
+            f"{stray.index[0] + 1}: fix the cells or drop their rows (a target of classes: task='classification')"
         )
     return values.reindex(column.index).to_numpy(dtype=np.float64)
 
@@ -137,7 +137,8 @@ def days(
                 r"\2/\1/",
                 regex=True,
             )
-        # WORKAROUND(pandas<=3.1.1): of 28-01-2024 it makes one of January, also where the month is to come first
+        # WORKAROUND(pandas<=3.1.1): of 28-01-2024 it makes one of January, also where the month is to come first; cells
+        # whose first number is no month are gaps instead, which are refused below
         month = text.str.extract(r"^(\d{1,2})[-/.]\d{1,2}[-/.]")[0].astype(float)
         column = pd.to_datetime(
             text.mask(month > 12),

@@ -212,7 +212,7 @@ class Columns:
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """With names of text, without spaces around, and numbered rows."""
+    """The table with its column names as text, without spaces around, and with numbered rows."""
     return frame.set_axis([str(name).strip() for name in frame.columns], axis=1).reset_index(
         drop=True
     )
@@ -352,5 +352,5 @@ def _category_column(where: str, column: pd.Series, indicator: bool) -> Column:
 
 
 def report(where: str, finding: Finding) -> None:
-    """Warn of what was found in a table."""
+    """Warn of a finding, under the name of the table that it was made in."""
     warn([f"{where}: {finding}"])

@@ -83,13 +83,13 @@ class Dataset:
         cast: str,
         num_axes: int,
         shape: str,
-        cure: str,
+        remedy: str,
     ) -> None:
         y = self.y
         if not dtype_fits:
             raise TypeError(f"'y' of a {self.task} must not be {y.dtype}: use y.{cast}()")
         if y.ndim != num_axes:
-            raise ValueError(f"'y' must be {shape}, got shape {tuple(y.shape)}: use y.{cure}(-1)")
+            raise ValueError(f"'y' must be {shape}, got shape {tuple(y.shape)}: use y.{remedy}(-1)")
 
     def _check_labels(self) -> None:
         least = self.y.min()
@@ -114,14 +114,14 @@ class Dataset:
     def subset(self, index: Tensor | np.ndarray | list[int]) -> Dataset:
         """The points at ``index`` (row numbers), with the truth that belongs to them."""
         rows = torch.as_tensor(index, dtype=torch.int64)
-        f = None if self.true_f is None else self.true_f[rows]
-        noise = None if self.true_noise is None else self.true_noise[rows]
+        true_f = None if self.true_f is None else self.true_f[rows]
+        true_noise = None if self.true_noise is None else self.true_noise[rows]
         return dataclasses.replace(
             self,
             x=self.x[rows],
             y=self.y[rows],
-            true_f=f,
-            true_noise=noise,
+            true_f=true_f,
+            true_noise=true_noise,
         )
 
     def widest_gap(self) -> tuple[float, float]:

@@ -21,9 +21,9 @@ __all__ = ["clusters", "cubic_clusters", "gap", "polynomial", "sine", "sinusoid"
 
 Function = Callable[[Tensor], Tensor]
 #: noise sd, width and left end of each cluster
-_Shape = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
-_FOUR_CLUSTERS: _Shape = (0.01, 0.25, 0.05, 0.01), (2.1, 1.2, 1.4, 2.0), (-4.1, -1.2, 0.5, 4.0)
-_TWO_CLUSTERS: _Shape = (0.2, 0.05), (0.3, 1.2), (-1.0, 0.5)
+_Clusters = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+_FOUR_CLUSTERS: _Clusters = (0.01, 0.25, 0.05, 0.01), (2.1, 1.2, 1.4, 2.0), (-4.1, -1.2, 0.5, 4.0)
+_TWO_CLUSTERS: _Clusters = (0.2, 0.05), (0.3, 1.2), (-1.0, 0.5)
 
 
 def polynomial(
@@ -191,14 +191,14 @@ def _laplace_recipe(name: str) -> Dataset:
     return _observed(name, torch.sin, x, torch.full_like(x, 0.3), generator)
 
 
-def _cluster_recipe(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
-    """The recipe of clusters of one shape, whose inputs are drawn one cluster after the other."""
+def _cluster_recipe(f: Function, shapes: _Clusters) -> Callable[[str], Dataset]:
+    """The recipe of clusters of these shapes, whose inputs are drawn one cluster after the other."""
 
     def recipe(name: str) -> Dataset:
         generator = torch.Generator().manual_seed(906)
-        size = 400 // len(shape[0])
-        sds, widths, lefts = (torch.tensor(values).repeat_interleave(size) for values in shape)
-        u = torch.cat([torch.rand(size, generator=generator) for _ in shape[0]])
+        size = 400 // len(shapes[0])
+        sds, widths, lefts = (torch.tensor(values).repeat_interleave(size) for values in shapes)
+        u = torch.cat([torch.rand(size, generator=generator) for _ in shapes[0]])
         x = u * widths + lefts
         return _observed(name, f, x[:, None], sds[:, None], generator)
 
@@ -250,11 +250,11 @@ def _clustered(
     f: Function,
     num_data: int,
     seed: int,
-    shape: _Shape,
+    shapes: _Clusters,
 ) -> Dataset:
-    cluster = torch.arange(check_count("num_data", num_data)) * len(shape[0]) // num_data
+    cluster = torch.arange(check_count("num_data", num_data)) * len(shapes[0]) // num_data
     noise, widths, lefts = (
-        torch.tensor(values, dtype=torch.float64)[cluster, None] for values in shape
+        torch.tensor(values, dtype=torch.float64)[cluster, None] for values in shapes
     )
     generator = torch.Generator().manual_seed(seed)
     x = (
@@ -273,19 +273,19 @@ def _observed(
     name: str,
     f: Function,
     x: Tensor,
-    factor: Tensor,
+    noise_factor: Tensor,
     generator: torch.Generator,
 ) -> Dataset:
-    """y = f(x) + factor · ε, drawn in the type of x, kept in float32."""
+    """y = f(x) + noise_factor · ε, drawn in the type of x, kept in float32."""
     true = f(x)
-    y = true + factor * torch.randn(
+    y = true + noise_factor * torch.randn(
         x.shape,
         generator=generator,
         dtype=x.dtype,
     )
     options: dict[str, Any] = {
         "true_f": true.float(),
-        "true_noise": factor.abs().float(),
+        "true_noise": noise_factor.abs().float(),
         "true_function": f,
     }
     return Dataset(

@@ -5,8 +5,8 @@ DataTrees: `convergence`, `importance`, `loo` and `refit_points`, `score`, `pit`
 Given a tree's `Evidence` instead, they share what they compute.
 
 Read in this order: judge (`diagnose`, `audit`), check_table and row (which statistic, which limits), evidence (what a
-tree holds), grades and verdict, wording (the sentences). `judge`, for predictions without draws, is in predictions, on
-arrays read by forecasts.
+tree holds; ``@statistic`` makes a function of it one of a tree, computed once), grades and verdict, wording (the
+sentences). `judge`, for predictions without draws, is in predictions, on arrays read by forecasts.
 """
 
 from __future__ import annotations

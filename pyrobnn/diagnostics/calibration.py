@@ -24,6 +24,9 @@ from pyrobnn.diagnostics.uniformity import (
     uniform,
 )
 
+#: the worst first: of an outcome that nothing decides a pass of another says nothing
+_WORST_FIRST = {"fail": 0, "warn": 1, "info": 2, "pass": 3}
+
 
 def held_out(evidence: Evidence, limits: Limits) -> Found | None:
     """Asks whether the PIT of held-out data (the probability predicted for values below the outcome) is uniform.
@@ -78,13 +81,9 @@ def left_out(evidence: Evidence, limits: Limits) -> Found | None:
     results = [result for view in views if (result := _left_out(view, limits, rates)) is not None]
     if not results:
         return None
-    worst = min(results, key=lambda result: (_RANKS[result.status], result.numbers["p"]))
+    worst = min(results, key=lambda result: (_WORST_FIRST[result.status], result.numbers["p"]))
     p = min(1.0, worst.numbers["p"] * len(views))
     return replace(worst, numbers=dict(worst.numbers) | {"p": p})
-
-
-#: the worst first: of an outcome that nothing decides a pass of another says nothing
-_RANKS = {"fail": 0, "warn": 1, "info": 2, "pass": 3}
 
 
 def _left_out(evidence: Evidence, limits: Limits, rates: tuple[float, float]) -> Found | None:

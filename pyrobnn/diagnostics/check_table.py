@@ -35,6 +35,7 @@ from pyrobnn.diagnostics.integrity import (
 )
 from pyrobnn.diagnostics.leave_one_out import tails
 from pyrobnn.diagnostics.limits import CHANGE_LIMITS, RHAT_LIMITS
+from pyrobnn.diagnostics.outputs import across_outputs
 from pyrobnn.diagnostics.papers import (
     BFMI,
     CLAIM,
@@ -126,6 +127,7 @@ TABLE = (
     Row("pattern", "model", pattern, (0.15, 0.35), "span of the mean PIT, correlation", PIT),
     Row("row_order", "model", order, (0.15, 0.35), "span of the mean PIT, correlation", PIT),
     Row("coverage_by_region", "model", by_region, (0.125, 0.25), "coverage", LOO_PIT),
+    Row("across_outputs", "model", across_outputs, (0.15, 0.35), "excess correlation", OWN),
     Row("pit", "model", held_out, (0.05, 0.1), "distance from uniform", PIT),
     Row("loo_pit", "model", left_out, (0.05, 0.1), "distance from uniform", LOO_PIT),
     Row("ece", "model", class_calibration, (0.1, 0.05, 0.15), "error beyond chance, shares", ECE),

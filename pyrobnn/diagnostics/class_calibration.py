@@ -72,10 +72,11 @@ def class_calibration(evidence: Evidence, limits: Limits) -> Found | None:
     Whether predictions are right is asked of held-out data. The error is what exceeds that of a perfectly calibrated
     forecast on as many data.
     """
+    error_beyond_chance, *limits_of_shares = limits
     data = labelled(evidence)
     if data is None:
         return None
-    shares = _shares(data, limits[1:], evidence.rates)
+    shares = _shares(data, tuple(limits_of_shares), evidence.rates)
     if shares.status == "fail" or data.where == "training":
         return shares
     confidence = data.probs.max(axis=1)
@@ -86,7 +87,7 @@ def class_calibration(evidence: Evidence, limits: Limits) -> Found | None:
     numbers = {"gap": gap, "count": len(correct)}
     if ece <= limit:
         return Found("pass", ece, "", numbers, limit) if shares.status == "pass" else shares
-    status: Status = "fail" if ece > limit + limits[0] else "warn"
+    status: Status = "fail" if ece > limit + error_beyond_chance else "warn"
     code = "overconfident" if gap > 0 else "underconfident"
     return Found(status, ece, code, numbers, limit)
 
@@ -108,45 +109,50 @@ def temperature(evidence: Evidence, limits: Limits) -> Found | None:
     if data is None or len(data.labels) < MIN_DATA:
         return None
     logs = np.log(np.maximum(data.probs, 1e-12))
-    score = float(logs[np.arange(len(logs)), data.labels].sum())
-    if _tilted_moments(logs, 0.0)[2] < 1e-9:
+    log_score = float(logs[np.arange(len(logs)), data.labels].sum())
+    if _tilted(logs, 0.0).variance < 1e-9:
         return None
-    tilt = _best_tilt(logs, score)
-    p = _p_of_tilt(logs, score, tilt)
+    tilt = _best_tilt(logs, log_score)
+    p = _p_of_tilt(logs, log_score, tilt)
     status = grade_tested(p, abs(tilt), evidence.rates, limits)
     limit = 1.0 + np.sign(tilt) * limits[0]
     return Found(status, 1.0 + tilt, "", {"count": len(logs), "p": p}, limit)
 
 
-def _p_of_tilt(logs: np.ndarray, score: float, tilt: float) -> float:
+def _p_of_tilt(logs: np.ndarray, log_score: float, tilt: float) -> float:
     """Two-sided p-value of a log score by Lugannani and Rice's signed root, at the tilt that expects it."""
-    total, _, variance = _tilted_moments(logs, tilt)
-    w = np.sign(tilt) * np.sqrt(max(2.0 * (tilt * score - total), 0.0))
-    v = tilt * np.sqrt(variance)
+    tilted = _tilted(logs, tilt)
+    w = np.sign(tilt) * np.sqrt(max(2.0 * (tilt * log_score - tilted.cumulant), 0.0))
+    v = tilt * np.sqrt(tilted.variance)
     root = w + np.log(v / w) / w if abs(w) > 0.05 and v / w > 0.0 else w
     return float(2.0 * stats.norm.sf(abs(root)))
 
 
-def _tilted_moments(logs: np.ndarray, tilt: float) -> tuple[float, float, float]:
-    """Cumulant generating function of the log score at a tilt, with its first two derivatives.
+class _Tilted(NamedTuple):
+    """Cumulant generating function of the log score at a tilt; mean and variance there are its first derivatives."""
 
-    ``logs`` are log probabilities (point, class); labels are drawn from them.
-    """
-    tilted = (1.0 + tilt) * logs
-    weights = softmax(tilted, axis=1)
-    mean = (weights * logs).sum(axis=1)
-    total = logsumexp(tilted, axis=1) - logsumexp(logs, axis=1)
-    variance = (weights * logs**2).sum() - (mean**2).sum()
-    return float(total.sum()), float(mean.sum()), float(variance)
+    cumulant: float
+    mean: float
+    variance: float
 
 
-def _best_tilt(logs: np.ndarray, score: float) -> float:
+def _tilted(logs: np.ndarray, tilt: float) -> _Tilted:
+    """The log score at a tilt; ``logs`` are log probabilities (point, class), and labels are drawn from them."""
+    powers = (1.0 + tilt) * logs
+    weights = softmax(powers, axis=1)
+    means = (weights * logs).sum(axis=1)
+    cumulants = logsumexp(powers, axis=1) - logsumexp(logs, axis=1)
+    variance = (weights * logs**2).sum() - (means**2).sum()
+    return _Tilted(float(cumulants.sum()), float(means.sum()), float(variance))
+
+
+def _best_tilt(logs: np.ndarray, log_score: float) -> float:
     """The tilt whose expected log score is the one that was seen, between -0.99 and 20."""
     low = -0.99
     high = 20.0
 
     def excess(tilt: float) -> float:
-        return _tilted_moments(logs, tilt)[1] - score
+        return _tilted(logs, tilt).mean - log_score
 
     if excess(low) < 0.0 < excess(high):
         return float(brentq(excess, low, high))

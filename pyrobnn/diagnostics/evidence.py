@@ -40,7 +40,7 @@ RATES = 2e-3, 1e-4
 FEWEST_DRAWS = 25
 #: sds of the function by which a linearised net may differ from the net and still be it: of the shifts that pass less
 #: than half
-_LINEAR = 0.1
+_LINEARIZATION_LIMIT = 0.1
 #: likelihoods of labels
 _CLASSES = ("categorical", "bernoulli", "ordinal")
 #: how the names of a net's weights begin
@@ -228,6 +228,7 @@ class Evidence:
             return True
         kind = self.text("kind")
         f = self.stored(FUNCTION, "f")
+        # a tree of another kind, or of chains, is no point; independent draws without a kind are judged by the function
         if kind != "point" and (kind or not self.is_iid):
             return False
         return bool(kind) if f is None else bool(np.all(f == f[:1, :1]))
@@ -245,7 +246,7 @@ class Evidence:
         if not of_net or self.settings.get("predictive") != "linearized":
             return False
         error = self.values(FUNCTION, "linearization_error")
-        return error is None or not float(error) <= _LINEAR
+        return error is None or not float(error) <= _LINEARIZATION_LIMIT
 
     @property
     def held_sites(self) -> list[str]:

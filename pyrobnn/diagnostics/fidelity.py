@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -22,8 +23,8 @@ class Fidelity:
     """Distances of one posterior from a reference.
 
     Args:
-        per_point: Dataset over (point, output): ``wasserstein`` (1-Wasserstein distance of f, in reference sd)
-            and ``sd_ratio`` (sd of f over the reference's).
+        per_point: Dataset over (point, output): ``wasserstein`` (1-Wasserstein distance of f), ``shift`` (distance of
+            the means of f), both in reference sd, and ``sd_ratio`` (sd of f over the reference's).
         at: Where the points lie: "probes" or "held-out points".
     """
 
@@ -118,9 +119,52 @@ def _distances(f: np.ndarray, reference_f: np.ndarray) -> xr.Dataset | None:
     for point, output in zip(*np.nonzero(varies)):
         shift = stats.wasserstein_distance(f[:, point, output], reference_f[:, point, output])
         distance[point, output] = shift / scale[point, output]
-    ratio = np.where(varies, f.std(axis=0) / scale, np.nan)
+    shift = np.abs(f.mean(axis=0) - reference_f.mean(axis=0))
     dims = ("point", "output")
-    return xr.Dataset({"wasserstein": (dims, distance), "sd_ratio": (dims, ratio)})
+    return xr.Dataset(
+        {
+            "wasserstein": (dims, distance),
+            "shift": (dims, np.where(varies, shift / scale, np.nan)),
+            "sd_ratio": (dims, np.where(varies, f.std(axis=0) / scale, np.nan)),
+        }
+    )
+
+
+class Distance(NamedTuple):
+    """How far a function lies from a reference run in one region, in the median of its points.
+
+    Args:
+        shift: of the mean, in sds of the reference.
+        sd_ratio: of its sd over the reference's.
+    """
+
+    shift: float
+    sd_ratio: float
+
+
+#: kind of a probe → where that is, in words
+REGIONS = {"train": "at the data", "between": "in the gaps", "outside": "outside"}
+
+
+def distances(
+    tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence
+) -> dict[str, Distance]:
+    """Region in words → how far the function lies from the reference run's; none where they cannot be compared."""
+    evidence = Evidence.of(tree)
+    comparison = fidelity(evidence, reference)
+    if comparison.per_point is None:
+        return {}
+    shift = comparison.per_point["shift"].values
+    log_ratio = np.log(np.maximum(comparison.per_point["sd_ratio"].values, 1e-12))
+    kinds = evidence.point_kinds(len(shift), comparison.at)
+    by_region = {}
+    for kind, words in REGIONS.items():
+        here = kinds == kind
+        known = np.isfinite(shift[here])
+        if known.any():
+            ratio = float(np.exp(np.median(log_ratio[here][known])))
+            by_region[words] = Distance(float(np.median(shift[here][known])), ratio)
+    return by_region
 
 
 _Functions = tuple[np.ndarray, np.ndarray]

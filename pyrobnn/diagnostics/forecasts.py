@@ -24,7 +24,7 @@ from pyrobnn.diagnostics.prediction_metrics import pit_of
 #: draws of a law without quantiles
 _NUM_SAMPLES = 1000
 #: fewest draws whose common error can be seen
-_JOINT = 100
+_FEWEST_JOINT = 100
 _GRID = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
 _ROWS = ("pred_point", "output")
 
@@ -168,7 +168,7 @@ def _of_array(values: np.ndarray, y: np.ndarray) -> xr.Dataset:
             f"'predictions' has draws of shape {draws.shape[1:]} and 'y' has shape {y.shape}"
         )
     # draws in their order are quantiles: of errors in common they say nothing
-    joint = len(draws) >= _JOINT and not (np.diff(draws, axis=0) >= 0.0).all()
+    joint = len(draws) >= _FEWEST_JOINT and not (np.diff(draws, axis=0) >= 0.0).all()
     return _of_draws(draws, pit_of(draws, y), joint=joint)
 
 
@@ -310,7 +310,7 @@ def _of_prediction(prediction: _Prediction, y: np.ndarray) -> xr.Dataset:
     """Of a `Prediction`, which knows what a censored outcome leaves open."""
     u = _numpy(prediction.pit(torch.as_tensor(y)))
     draws = _numpy(prediction.sample(seed=0).flatten(0, 1))
-    predicted = _of_draws(draws, u, joint=len(draws) >= _JOINT)
+    predicted = _of_draws(draws, u, joint=len(draws) >= _FEWEST_JOINT)
     return predicted.assign_attrs(censored=prediction.likelihood.targets.censoring is not None)
 
 

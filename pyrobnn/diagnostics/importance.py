@@ -68,6 +68,7 @@ def weighted(evidence: Evidence, limits: Limits) -> Found | None:
     same when draws are moved (`function_moves`): a heavy tail of the weights is enough to raise it. Of a program it
     decides, because moves do not find the neck of a funnel.
     """
+    _, _, limit_of_ratio, _ = limits
     log_p = evidence.log_target
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None:
@@ -91,7 +92,7 @@ def weighted(evidence: Evidence, limits: Limits) -> Found | None:
     numbers = effects | {"khat": float(smoothed.k), "remedy": evidence.remedy}
     if by_count != "pass" and status == "pass":
         return Found(by_count, count, "few_draws", numbers, ENOUGH_DRAWS)
-    return Found(status, effects["ratio"], "", numbers, limits[2])
+    return Found(status, effects["ratio"], "", numbers, limit_of_ratio)
 
 
 def _unreliable(evidence: Evidence, smoothed: Importance) -> Found:
@@ -116,6 +117,7 @@ def _corrected(
 
     What minimises a divergence has the mean and the spread that Stein's identities ask for, and may miss the shape.
     """
+    near, far, alike, unlike = limits
     f = evidence.f
     weights = np.exp(smoothed.log_weights).reshape(-1, 1)
     values = _judged_columns(evidence, len(weights))
@@ -128,7 +130,7 @@ def _corrected(
     typical = np.median if f is not None else np.max
     sure = float(typical(np.where(distance > SIGMAS[0] * error, distance, 0.0)))
     gap = float(np.median(np.abs(gaps))) - 2.0 / np.sqrt(smoothed.ess)
-    status = worse(grade(sure, *limits[:2]), grade(gap, *-np.log(limits[2:4])))
+    status = worse(grade(sure, near, far), grade(gap, *-np.log([alike, unlike])))
     return status, {"distance": float(typical(distance)), "ratio": float(np.exp(-np.median(gaps)))}
 
 

@@ -163,6 +163,7 @@ def claim(evidence: Evidence, limits: Limits) -> Found | None:
 
     to which each parameter that the data determine contributes one (Gelman, Hwang & Vehtari, 2014).
     """
+    (fewest_parameters,) = limits
     numbers = {"method": "This run" if evidence.method == "unknown" else evidence.method}
     if evidence.is_point:
         return Found("warn", 1.0, "point_estimate", numbers)
@@ -170,7 +171,7 @@ def claim(evidence: Evidence, limits: Limits) -> Found | None:
     if not evidence.is_iid or known:
         return None
     effective = _effective_parameters(evidence)
-    if effective is not None and effective < limits[0]:
+    if effective is not None and effective < fewest_parameters:
         return Found("warn", effective, "one_point", numbers)
     if evidence.values(MOVED, "arrived"):
         return None
@@ -192,23 +193,25 @@ def _effective_parameters(evidence: Evidence) -> float | None:
 
 def rows(evidence: Evidence, limits: Limits) -> Found | None:
     """Counts held-out rows that are training rows too, and training rows that are copies of one another."""
+    most_shared, far_too_many, most_copies = limits
     train = _rows(evidence, CONSTANT_DATA, OBSERVED_DATA)
     test = _rows(evidence, HELD_OUT, HELD_OUT)
     if not train:
         return None
     copies = 1.0 - len(set(train)) / len(train)
-    if copies > limits[2] and _continuous(evidence, len(set(train))):
-        return Found("warn", copies, "rows_repeated", {"count": len(train)}, limits[2])
+    if copies > most_copies and _continuous(evidence, len(set(train))):
+        return Found("warn", copies, "rows_repeated", {"count": len(train)}, most_copies)
     if not test:
         return None
     share, natural = _exactly(train, test)
-    if share <= natural + limits[0]:
+    if share <= natural + most_shared:
         shares = [(share, natural), _nearly(train, test)]
         share, natural = max(shares, key=lambda pair: pair[0] - pair[1])
-    if share <= natural + limits[0]:
+    if share <= natural + most_shared:
         return None
-    status: Status = "fail" if share > natural + limits[1] else "warn"
-    return Found(status, share, "", {"count": len(test), "natural": natural}, natural + limits[0])
+    status: Status = "fail" if share > natural + far_too_many else "warn"
+    numbers = {"count": len(test), "natural": natural}
+    return Found(status, share, "", numbers, natural + most_shared)
 
 
 def _exactly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
@@ -300,8 +303,8 @@ def repeated_draws(evidence: Evidence, limits: Limits) -> Found | None:
     ).all(axis=2)
     places = np.concatenate([values[:, 0], values[:, 1:][~stays]])
     share = (len(places) - len(np.unique(places, axis=0))) / evidence.num_draws
-    # chains, then independent draws
-    limit = limits[evidence.is_iid]
+    limit_of_chains, limit_of_others = limits
+    limit = limit_of_others if evidence.is_iid else limit_of_chains
     return Found(
         "fail" if share > limit else "pass",
         share,

@@ -1,4 +1,7 @@
-"""`diagnose`: every row of the table that a tree allows, and the verdict that they add up to."""
+"""`diagnose`, every row of the table that a tree allows and the verdict that they add up to; `audit` and `judge_all`.
+
+`judge`, of predictions without draws, is in predictions.
+"""
 
 from __future__ import annotations
 

@@ -29,18 +29,27 @@ ORDER = "the order of the rows"
 
 
 class Errors(NamedTuple):
-    """PIT values (row, output) of a set of rows, and what they may depend on: name → (row,)."""
+    """PIT values (row, output) of a set of rows, and what they may depend on: name → (row,).
+
+    ``first_output`` is the number of their first column: of two classes only the second has a PIT.
+    """
 
     pit: np.ndarray
     covariates: dict[str, np.ndarray]
+    first_output: int = 0
 
 
 class Pattern(NamedTuple):
-    """What the PIT does along an input: p of no dependence at all, the means' span or the neighbours' correlation."""
+    """What the PIT does along an input: p of no dependence at all, the means' span or the neighbours' correlation.
+
+    ``kind`` is ``"regions"`` or ``"neighbours"``; ``output`` the number of the output, or of the class.
+    """
 
     p: float
     effect: float
     name: str
+    kind: str
+    output: int
 
 
 def pattern(evidence: Evidence, limits: Limits) -> Found | None:
@@ -51,11 +60,13 @@ def pattern(evidence: Evidence, limits: Limits) -> Found | None:
     (`coverage_by_region`) shows neither. Each class has a PIT of its own, drawn at random within what a label leaves
     open.
     """
-    patterns = []
-    for u, covariates in errors_of(evidence):
-        for name, values in covariates.items():
-            if name != ORDER:
-                patterns += _patterns(u, name, values)
+    patterns = [
+        found
+        for errors in errors_of(evidence)
+        for name in errors.covariates
+        if name != ORDER
+        for found in _patterns(errors, name)
+    ]
     if not patterns:
         return None
     worst = min(patterns, key=lambda candidate: candidate.p)
@@ -68,18 +79,18 @@ def order(evidence: Evidence, limits: Limits) -> Found | None:
     The measures are the correlation of the signed PIT between neighbours and its differences between four stretches
     of rows, in training and held-out data together. Rows that are sorted by outcome or by an input are not judged.
     """
-    by_set = [
-        _patterns(u, ORDER, covariates[ORDER])
-        for u, covariates in errors_of(evidence)
-        if ORDER in covariates
-    ]
-    # stretches and neighbours, of each output
-    kinds = [list(patterns) for patterns in zip(*by_set)]
-    if not kinds:
+    # stretches and neighbours, of each output: a set of rows may lack an output, or not vary in it
+    same: dict[tuple[int, str], list[Pattern]] = {}
+    for errors in errors_of(evidence):
+        if ORDER in errors.covariates:
+            for candidate in _patterns(errors, ORDER):
+                same.setdefault((candidate.output, candidate.kind), []).append(candidate)
+    if not same:
         return None
-    p_values = [_combined_p(patterns) for patterns in kinds]
+    by_kind = list(same.values())
+    p_values = [_combined_p(patterns) for patterns in by_kind]
     least = int(np.argmin(p_values))
-    strongest = max(kinds[least], key=lambda candidate: candidate.effect)
+    strongest = max(by_kind[least], key=lambda candidate: candidate.effect)
     p = min(1.0, p_values[least] * len(p_values))
     return _graded(strongest, p, evidence.rates, limits)
 
@@ -99,23 +110,26 @@ def _graded(
     return Found(status, worst.effect, "", {"where": worst.name, "p": p}, limits[0])
 
 
-def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[Pattern]:
-    """Each output's PIT (row, output) along an input: by region, and between neighbours."""
+def _patterns(errors: Errors, name: str) -> list[Pattern]:
+    """The PIT of each output that varies along an input of this name: by region, and between neighbours."""
+    values = errors.covariates[name]
     if np.ptp(values) == 0.0:
         return []
     patterns: list[Pattern] = []
-    for column in u[in_order(values)].T:
+    columns = errors.pit[in_order(values)].T
+    for output, column in enumerate(columns, errors.first_output):
         if np.ptp(column) == 0.0:
             continue
         means = [float(region.mean()) for region in np.array_split(column, _NUM_REGIONS)]
         normal = ndtri((stats.rankdata(column) - 0.5) / len(column))
         sums = [region.sum() ** 2 / len(region) for region in np.array_split(normal, _NUM_REGIONS)]
         p_regions = float(stats.chi2.sf(sum(sums) / normal.var(), _NUM_REGIONS - 1))
-        patterns.append(Pattern(p_regions, max(means) - min(means), name))
+        span = max(means) - min(means)
+        patterns.append(Pattern(p_regions, span, name, "regions", output))
         r = float(np.corrcoef(normal[:-1], normal[1:])[0, 1])
         # leaving out or fitting a datum makes neighbours' errors differ, never agree: one side is tested
         p_neighbours = float(stats.norm.sf(r * np.sqrt(len(normal) - 1)))
-        patterns.append(Pattern(p_neighbours, r, name))
+        patterns.append(Pattern(p_neighbours, r, name, "neighbours", output))
     return patterns
 
 
@@ -156,12 +170,14 @@ def by_region(evidence: Evidence, limits: Limits) -> Found | None:
 
 def _regional_results(sets: Sequence[Errors]) -> list[Regional]:
     """What intervals cover along every covariate that varies in all sets of rows which have it."""
-    names = itertools.chain.from_iterable(covariates for _, covariates in sets)
+    names = itertools.chain.from_iterable(errors.covariates for errors in sets)
     results = []
     for name in dict.fromkeys(names):
-        errors = [(u, covariates[name]) for u, covariates in sets if name in covariates]
-        if all(np.ptp(values) > 0.0 for _, values in errors):
-            results.append(Regional(_p_trend(errors), name, _most_uneven_regions(errors)))
+        pairs = [
+            (errors.pit, errors.covariates[name]) for errors in sets if name in errors.covariates
+        ]
+        if all(np.ptp(values) > 0.0 for _, values in pairs):
+            results.append(Regional(_p_trend(pairs), name, _most_uneven_regions(pairs)))
     return results
 
 
@@ -334,7 +350,8 @@ def _of_classes(evidence: Evidence) -> list[Errors]:
         num_classes = shares.shape[1]
         are_classes = labels.min() >= 0 and labels.max() < num_classes
         if are_classes and 1 < num_classes <= _MAX_CLASSES:
-            errors.append(_errors(evidence, _class_pit(shares, labels), labels, x, {}))
+            of_classes = _errors(evidence, _class_pit(shares, labels), labels, x, {})
+            errors.append(of_classes._replace(first_output=int(num_classes == 2)))
     return errors
 
 

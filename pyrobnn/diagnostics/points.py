@@ -77,7 +77,9 @@ class Points:
     """Predictions at points with known outcomes, one output of a regression.
 
     Args:
-        y, mean, aleatoric_sd, epistemic_sd: shape (point,), in original units.
+        y, mean: shape (point,), in original units.
+        aleatoric_sd, epistemic_sd: shape (point,); None where only the predictive draws are known.
+        total_sd: shape (point,), of both parts, else of the draws.
         draws: predictive draws of y, shape (sample, point), or None.
         held_out: False where only the training data could be used.
     """

@@ -72,7 +72,7 @@ def score(evidence: Evidence) -> dict[str, Score]:
         scores += _class_scores(probs, y)
     else:
         scores += _regression_scores(evidence, y.astype(np.float64).reshape(len(y), -1))
-    return {score.name: score for score in scores}
+    return {entry.name: entry for entry in scores}
 
 
 def _mean_score(name: str, values: np.ndarray, better: str) -> Score:
@@ -123,7 +123,7 @@ def _standardized_scores(
     standard_draws = None if draws is None else draws / scale
     scores = _scores_of(y / scale, standard_mean, standard_draws, "_standardized")
     if sd is None:
-        return [score for score in scores if score.better == "nominal"]
+        return [entry for entry in scores if entry.better == "nominal"]
     return scores
 
 

@@ -82,6 +82,67 @@ def score(evidence: Evidence, limits: Limits) -> Found | None:
     return _pass_as_info(_worst(evidence, names, np.abs(mean), p, np.abs(mean), limits), evidence)
 
 
+def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
+    """Moves the draws by Hamiltonian Monte Carlo and compares the function before and after.
+
+    Such moves do not change the distribution of draws of the posterior. For a program its sites are compared. Two
+    standard errors are subtracted from every change, so that chance alone does not count.
+    """
+    arrived = beside_posterior(evidence)
+    if arrived is not None:
+        return _judge_beside(evidence, limits, arrived)
+    _, _, alike, _ = limits
+    pair = _before_and_after(evidence, "")
+    if pair is None or isinstance(pair, Found):
+        return pair
+    before, after = pair
+    # all draws, of which only some were moved
+    f = before if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
+    if f.shape[1:] != before.shape[1:]:
+        return None
+    kinds = evidence.point_kinds(f.shape[1], "sites" if evidence.f is None else "probes")
+    change = _change_where_it_varies(f, after)
+    shift = _beyond_chance(change.shift, change.shift_error)
+    log_ratio = _beyond_chance(change.log_ratio, change.log_ratio_error)
+    status = grade_by_kind(shift, np.exp(-log_ratio), kinds, limits)
+    medians = [float(np.median(log_ratios)) for log_ratios in by_kind(change.log_ratio, kinds)]
+    ratio = float(np.exp(max(medians, key=abs)))
+    numbers = {
+        "shift": float(np.nanmedian(np.abs(change.shift))),
+        "inverse": 1.0 / ratio,
+        "remedy": _remedy(evidence),
+    }
+    result = Found(status, ratio, "", numbers, alike)
+    return _unless_unmoved(result, evidence, before, after)
+
+
+def density_moves(evidence: Evidence, limits: Limits) -> Found | None:
+    """Moves draws of chains by Hamiltonian Monte Carlo and compares their log density before and after.
+
+    Draws of the wrong shape can have the posterior's mean and covariance, and with them the right function and the
+    right mean gradient. The spread of their log density is then still wrong.
+    """
+    near, far, alike, unlike = limits
+    pair = _before_and_after(evidence, "density_")
+    if pair is None or isinstance(pair, Found):
+        return pair
+    change = _change(*pair)
+    shift = abs(float(change.shift))
+    log_ratio = abs(float(change.log_ratio))
+    status = worse(
+        _grade_in_errors(shift, float(change.shift_error), (near, far)),
+        _grade_in_errors(log_ratio, float(change.log_ratio_error), (alike, unlike)),
+    )
+    numbers = {
+        "shift": shift,
+        "inverse": float(np.exp(-change.log_ratio)),
+        "remedy": _remedy(evidence),
+    }
+    limit = float(np.exp(-alike))
+    result = Found(status, float(np.exp(change.log_ratio)), "", numbers, limit)
+    return _unless_unmoved(result, evidence, *pair)
+
+
 def _tested(
     values: np.ndarray,
     expected: float,
@@ -113,14 +174,17 @@ def _worst(
     effect: np.ndarray,
     limits: Limits,
 ) -> Found:
-    """The finding for the quantity with the largest significant effect, or else with the largest effect."""
+    """The finding for the quantity with the largest significant effect, or else with the largest effect.
+
+    Of an approximation of a net with hidden units no fault in single weights fails, and no pass passes
+    (`_pass_as_info`). Near the posterior of such a net a density misses it in single weights, rightly for its
+    functions: a fault is information. It is a warning of a variational one, which fulfils the identities at its
+    optimum, and of one that claims nothing.
+    """
     significant = (p < _RATES[0]) & (effect > limits[0])
     worst = int(np.argmax(np.where(significant, 1e6 + effect, effect)))
     status = grade_tested(p[worst], effect[worst], _RATES, limits)
     if status != "pass" and evidence.is_iid and evidence.has_hidden_units:
-        # the same nets whose pass `_pass_as_info` turns into information: a density near the posterior of a net misses
-        # it in single weights, rightly for its functions; a variational one fulfils the identities at its optimum, and
-        # one that claims nothing is told all the same
         fulfils = evidence.text("log_evidence_kind") == "elbo" or evidence.claim == "none"
         status = "warn" if fulfils else "info"
     numbers = {
@@ -132,7 +196,7 @@ def _worst(
 
 
 def _pass_as_info(result: Found, evidence: Evidence) -> Found:
-    """The finding; a pass of an approximation of a net becomes information only.
+    """The finding; a pass of an approximation of a net becomes information only, as faults do in `_worst`.
 
     In single weights these identities hold at the optimum of a variational bound, whatever its family misses, and
     where they fail a Gaussian at a mode may still have the right function. A pass is therefore no evidence.
@@ -158,7 +222,9 @@ def _undecided(acceptance: float, stayed: float = 1.0) -> Found:
     return Found("info", None, "moves_undecided", {"acceptance": acceptance, "stayed": stayed})
 
 
-def _moved(evidence: Evidence, prefix: str) -> tuple[np.ndarray, np.ndarray] | Found | None:
+def _before_and_after(
+    evidence: Evidence, prefix: str
+) -> tuple[np.ndarray, np.ndarray] | Found | None:
     """Draws of a quantity (draw, …) before and after the moves; a finding if these decide nothing; None without."""
     before = evidence.draws(MOVED, f"{prefix}before")
     after = evidence.draws(MOVED, f"{prefix}after")
@@ -336,67 +402,9 @@ def _arrival(evidence: Evidence) -> dict[str, float]:
     }
 
 
-def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
-    """Moves the draws by Hamiltonian Monte Carlo and compares the function before and after.
-
-    Such moves do not change the distribution of draws of the posterior. For a program its sites are compared. Two
-    standard errors are subtracted from every change, so that chance alone does not count.
-    """
-    arrived = beside_posterior(evidence)
-    if arrived is not None:
-        return _judge_beside(evidence, limits, arrived)
-    pair = _moved(evidence, "")
-    if pair is None or isinstance(pair, Found):
-        return pair
-    before, after = pair
-    # all draws, of which only some were moved
-    f = before if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
-    if f.shape[1:] != before.shape[1:]:
-        return None
-    kinds = evidence.point_kinds(f.shape[1], "sites" if evidence.f is None else "probes")
-    change = _change_where_it_varies(f, after)
-    shift = _beyond_chance(change.shift, change.shift_error)
-    log_ratio = _beyond_chance(change.log_ratio, change.log_ratio_error)
-    status = grade_by_kind(shift, np.exp(-log_ratio), kinds, limits)
-    medians = [float(np.median(log_ratios)) for log_ratios in by_kind(change.log_ratio, kinds)]
-    ratio = float(np.exp(max(medians, key=abs)))
-    numbers = {
-        "shift": float(np.nanmedian(np.abs(change.shift))),
-        "inverse": 1.0 / ratio,
-        "remedy": _remedy(evidence),
-    }
-    return _unless_unmoved(Found(status, ratio, "", numbers, limits[2]), evidence, before, after)
-
-
 def _beyond_chance(change: np.ndarray, error: np.ndarray) -> np.ndarray:
     """The size of a change less two standard errors, at least zero."""
     return np.maximum(np.abs(change) - 2.0 * error, 0.0)
-
-
-def density_moves(evidence: Evidence, limits: Limits) -> Found | None:
-    """Moves draws of chains by Hamiltonian Monte Carlo and compares their log density before and after.
-
-    Draws of the wrong shape can have the posterior's mean and covariance, and with them the right function and the
-    right mean gradient. The spread of their log density is then still wrong.
-    """
-    pair = _moved(evidence, "density_")
-    if pair is None or isinstance(pair, Found):
-        return pair
-    change = _change(*pair)
-    shift = abs(float(change.shift))
-    log_ratio = abs(float(change.log_ratio))
-    status = worse(
-        _grade_in_errors(shift, float(change.shift_error), limits[:2]),
-        _grade_in_errors(log_ratio, float(change.log_ratio_error), limits[2:4]),
-    )
-    numbers = {
-        "shift": shift,
-        "inverse": float(np.exp(-change.log_ratio)),
-        "remedy": _remedy(evidence),
-    }
-    limit = float(np.exp(-limits[2]))
-    result = Found(status, float(np.exp(change.log_ratio)), "", numbers, limit)
-    return _unless_unmoved(result, evidence, *pair)
 
 
 def _grade_in_errors(effect: float, error: float, limits: Limits) -> Status:

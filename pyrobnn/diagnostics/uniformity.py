@@ -40,17 +40,17 @@ def dependence_of(draws: np.ndarray) -> Dependence:
     chosen = draws[spread(len(draws), NUM_SIMULATED)][:, spread(draws.shape[1], MAX_DATA)]
     u = (chosen.argsort(axis=0).argsort(axis=0) + 0.5) / len(chosen)
     flat = u.reshape(len(u), -1)
-    size = flat.shape[1]
+    num_points = flat.shape[1]
     ordered = np.sort(flat, axis=1)
-    place = np.arange(size) / size
-    # Kolmogorov's
-    distances = np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1)
+    place = np.arange(num_points) / num_points
+    # Kolmogorov's, of each draw
+    distances = np.maximum(ordered - place, place + 1.0 / num_points - ordered).max(axis=1)
     share = (np.abs(flat - 0.5) <= 0.5 * LEVEL).mean(axis=1)
     factors = (
-        np.median(distances) / stats.kstwo.median(size),
-        share.std() / np.sqrt(LEVEL * (1.0 - LEVEL) / size),
-        flat.mean(axis=1).std() / _SD_MEAN * np.sqrt(size),
-        np.abs(flat - 0.5).mean(axis=1).std() / SD_SIZE * np.sqrt(size),
+        np.median(distances) / stats.kstwo.median(num_points),
+        share.std() / np.sqrt(LEVEL * (1.0 - LEVEL) / num_points),
+        flat.mean(axis=1).std() / _SD_MEAN * np.sqrt(num_points),
+        np.abs(flat - 0.5).mean(axis=1).std() / SD_SIZE * np.sqrt(num_points),
     )
     return Dependence(*(max(1.0, float(factor)) for factor in factors))
 
@@ -119,13 +119,13 @@ def p_moments(u: np.ndarray, dependence: Dependence) -> float:
     square = float((z**2).sum())
     skew = np.sqrt(7.0) * (((20.0 * u - 30.0) * u + 12.0) * u - 1.0).mean()
     tail = min(stats.chi2.cdf(square, u.size), stats.chi2.sf(square, u.size))
-    sizes = (
+    z_scores = (
         abs(z.mean()) * root / dependence.mean,
         stats.norm.isf(tail) / dependence.size,
         abs(skew) * root,
     )
     distance = stats.kstest(u, "uniform").statistic / dependence.distance
-    return least_p(stats.kstwo.sf(distance, u.size), *2.0 * stats.norm.sf(sizes))
+    return least_p(stats.kstwo.sf(distance, u.size), *2.0 * stats.norm.sf(z_scores))
 
 
 def p_binned(u: np.ndarray, levels: tuple[float, ...]) -> float:

@@ -76,6 +76,7 @@ FAULTS = {
     "pattern": "the errors depend on an input, so the model misses a pattern",
     "row_order": "the errors of neighbouring rows depend on each other",
     "coverage_by_region": "the intervals are too narrow in one region and too wide in another",
+    "across_outputs": "the errors of the outputs depend on each other otherwise than in the model",
     "pit": "the predictions are not calibrated",
     "loo_pit": "the predictions are not calibrated",
     "ece": "the class probabilities are not calibrated",
@@ -395,6 +396,8 @@ SEEN: dict[str, Template] = {
     "p = {p:.2g}).",
     "coverage_by_region": "90 % intervals cover {low:.0%} where {low_at} and {high:.0%} where {high_at} (90% expected "
     "in both, p = {p:.2g}).",
+    "across_outputs": "The errors of {where} correlate by {value:+.2f} beyond what the model has (up to {limit:.2g} "
+    "allowed either way, p = {p:.2g}).",
     "pit": _OUTSIDE + ".",
     "loo_pit": _OUTSIDE + ".",
     "too_narrow": _OUTSIDE + ": the intervals are too narrow.",

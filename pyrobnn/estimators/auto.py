@@ -24,6 +24,8 @@ from pyrobnn.posterior import Posterior
 
 #: rows up to which NUTS takes seconds (a Gaussian's 90 % intervals held 78 % of new values at 12)
 FEW_ROWS = 50
+#: rows below which nothing is left out to compare models by
+FEWEST_ROWS = 10
 #: rows up to which NUTS takes minutes
 MAX_NUTS_ROWS = 1000
 #: weights up to which a full precision matrix takes seconds
@@ -40,6 +42,7 @@ def choose(
     normal: bool = True,
     joint: bool = False,
     varying: bool = False,
+    few_rows: int = FEW_ROWS,
     compile: Compile = "auto",
 ) -> tuple[Method, str]:
     """A configured method for that many rows, weights of the net and outputs, and why it, in a sentence.
@@ -48,13 +51,14 @@ def choose(
         normal: whether the weights have normal priors, whose width can be tuned.
         joint: whether the elements of a weight depend on each other under its prior, which no diagonal holds.
         varying: whether the noise is a function of the input.
+        few_rows: up to which NUTS takes the place of an approximation.
         compile: the method's option.
     """
     size = f"{num_data:,} rows, {num_weights:,} weights"
     batch_size = None if num_data <= MAX_WHOLE_ROWS else 1000
     overfits_noise = varying and num_data < 10 * num_weights
     method: Method
-    if joint or num_data <= FEW_ROWS or (overfits_noise and not normal):
+    if joint or num_data <= few_rows or (overfits_noise and not normal):
         if joint:
             size += ", a prior under which weights are correlated"
         if num_data <= MAX_NUTS_ROWS:

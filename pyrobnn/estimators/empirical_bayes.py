@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pyrobnn.core.findings import warn
 from pyrobnn.core.matrices import symmetric_root
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.estimators.comparison import gain, log_density, quiet
 from pyrobnn.estimators.fits import RunOptions
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
@@ -96,16 +97,7 @@ def empirical_bayes(
 def subset(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """At most MAX_TRIED_ROWS of them, evenly spaced."""
     count = min(len(x), MAX_TRIED_ROWS)
-    keep = (
-        torch.linspace(
-            0,
-            len(x) - 1,
-            count,
-            dtype=torch.float64,
-        )
-        .round()
-        .long()
-    )
+    keep = evenly_spaced(len(x), count, torch.float64)
     return x[keep], y[keep]
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_type
 from pyrobnn.core.findings import Finding, warn
 from pyrobnn.core.option_names import options_explained
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.data import Dataset, Standardizer
@@ -35,7 +36,15 @@ from pyrobnn.data.columns import Columns, Missing, check_names
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, named, prior_facts
+from pyrobnn.estimators.auto import (
+    FEW_ROWS,
+    FEWEST_ROWS,
+    MAX_EVIDENCE_ROWS,
+    choose,
+    named,
+    prior_facts,
+)
+from pyrobnn.estimators.chains_of_fit import at_posterior
 from pyrobnn.estimators.comparison import gain, one_thread, quiet
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, subset
 from pyrobnn.estimators.features import Offset
@@ -228,11 +237,16 @@ class Estimator(BaseEstimator):
         of_counts = self._fit_counts(model, count_net, rows, seed)
         if of_counts is not None:
             return of_counts
-        if num <= FEW_ROWS:
+        if num < FEWEST_ROWS:
             return self._infer(model, rows, seed)
         if num <= MAX_WHOLE_ROWS:
             net, gained, why = self._fit_nets(model, rows, seed)
             if gained:
+                fit = at_posterior(net.because(why), model, self.num_draws, seed)
+                if fit is not None:
+                    return fit
+                if num <= FEW_ROWS:
+                    return self._infer(model, rows, seed)
                 warn(net.posterior.meta["warnings"])
                 return net.because(why)
         linear = BNN(
@@ -241,7 +255,10 @@ class Estimator(BaseEstimator):
             model.likelihood,
             standardizer=model.standardizer,
         )
-        return self._infer(linear, rows, seed).instead_of_a_net(f"{why}; ")
+        fit = self._infer(linear, rows, seed, few_rows=0).instead_of_a_net(f"{why}; ")
+        if num > FEW_ROWS:
+            return fit
+        return at_posterior(fit, model, self.num_draws, seed) or self._infer(model, rows, seed)
 
     def _fit_ensemble(self, model: BNN, rows: TrainingRows, seed: int) -> tuple[Fit | None, str]:
         """The fit of an ensemble, None where it gains nothing on a linear model; and by how much in words."""
@@ -266,7 +283,7 @@ class Estimator(BaseEstimator):
         """The better of a net and a net of more features, whether it gains on a linear model, and by how much."""
         data = (rows.x, rows.y)
         models = [model, lifted(model, *data, seed)]
-        fits = [self._quiet_fit(candidate, rows, seed) for candidate in models]
+        fits = [self._quiet_fit(candidate, rows, seed, few_rows=0) for candidate in models]
         scores = [left_out(fit.posterior, *data) for fit in fits]
         best = gain(scores[1][0], scores[0][0])[0]  # without a gain the plainer net
         return fits[best], *gain(*scores[best])
@@ -326,14 +343,26 @@ class Estimator(BaseEstimator):
         warn(meta["warnings"])
         return fit.because(words)
 
-    def _quiet_fit(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
+    def _quiet_fit(
+        self,
+        model: BNN,
+        rows: TrainingRows,
+        seed: int,
+        few_rows: int = FEW_ROWS,
+    ) -> Fit:
         """A fit that is tried: its warnings follow where it is taken."""
         with quiet():
-            return self._infer(model, rows, seed)
+            return self._infer(model, rows, seed, few_rows)
 
-    def _infer(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
-        """The posterior of a model by the method that is given or chosen."""
-        method, reason, num_draws = self._method(model, len(rows.x))
+    def _infer(
+        self,
+        model: BNN,
+        rows: TrainingRows,
+        seed: int,
+        few_rows: int = FEW_ROWS,
+    ) -> Fit:
+        """The posterior of a model by the method that is given or chosen: NUTS of at most ``few_rows``."""
+        method, reason, num_draws = self._method(model, len(rows.x), few_rows)
         options = self._run_options(seed)
         if num_draws is not None:
             options["num_draws"] = num_draws
@@ -435,7 +464,12 @@ class Estimator(BaseEstimator):
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
 
-    def _method(self, model: BNN, num: int) -> tuple[Method, str, int | None]:
+    def _method(
+        self,
+        model: BNN,
+        num: int,
+        few_rows: int,
+    ) -> tuple[Method, str, int | None]:
         """The method for so many rows, why it, and the number of draws, None for the method's own."""
         if not isinstance(self.method, str):
             check_method(self.method, instead="'auto', the name of a method or ")
@@ -450,6 +484,7 @@ class Estimator(BaseEstimator):
                 model.num_weights,
                 width,
                 **facts,
+                few_rows=few_rows,
                 compile=self.compile,
             )
             if is_linear and isinstance(chosen, Laplace):
@@ -505,16 +540,7 @@ class Estimator(BaseEstimator):
         check_is_fitted(self)
         total = self.posterior_.num_chains * self.posterior_.num_draws
         count = total if num_draws is None else min(check_count("num_draws", num_draws), total)
-        keep = (
-            torch.linspace(
-                0,
-                total - 1,
-                count,
-                dtype=torch.float64,
-            )
-            .round()
-            .long()
-        )
+        keep = evenly_spaced(total, count, torch.float64)
 
         def functions(p: Prediction) -> Tensor:
             f = p.likelihood.probs(p.f, p.params) if self.task == "classification" else p.f

@@ -24,6 +24,7 @@ posthoc                           ``posthoc``         ``curvature``
 Posterior.update, .remove         ``update``          ``tempering``, ``curvature``
 Posterior.refine                  ``refine``          ``optim``
 fits on several processes         ``distributed``
+nets in training mode             ``training_mode``   ``batch_norm``
 ================================= =================== ==============================
 
 What all begin and end with is in ``fitting``; ``method`` says what a method is.

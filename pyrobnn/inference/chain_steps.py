@@ -72,7 +72,7 @@ class Batch(NamedTuple):
 
 def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> Iterator[Batch]:
     """Endless mini-batches; each chain walks through permutations of its own."""
-    none = torch.zeros(
+    no_rows = torch.zeros(
         0,
         dtype=torch.int64,
         device=problem.device,
@@ -82,10 +82,10 @@ def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> 
         if len(data) < 2:
             data = ()  # the density calls the program with its stored arguments
         # endless: what follows is for a net
-        yield from itertools.repeat(Batch(none, data, per_chain=False))
+        yield from itertools.repeat(Batch(no_rows, data, per_chain=False))
     num_data = problem.num_rows
     if problem.loader is not None or batch_size is None or batch_size >= num_data:
-        yield from (Batch(none, pair, per_chain=False) for pair in problem.batches())
+        yield from (Batch(no_rows, pair, per_chain=False) for pair in problem.batches())
         return
     rows = torch.empty(
         num_chains,
@@ -113,24 +113,24 @@ class LogJoint(NamedTuple):
 
 def batch_log_joint(problem: Problem, batch: Batch) -> LogJoint:
     """The log joint of a batch, for every chain."""
-    log_joint = _of_rows(problem.density.subsampled(), batch.tensors, batch.per_chain)
+    log_joint = _batch_function(problem.density.subsampled(), batch.tensors, batch.per_chain)
     return LogJoint(log_joint, batch.rows, 0 if batch.per_chain else None)
 
 
-def _of_rows(
+def _batch_function(
     density: Density,
     data: tuple[Tensor, ...],
     per_chain: bool,
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """(z, rows) → the log joint on the chain's own rows of the data, or on the batch that all chains share."""
 
-    def of_own_rows(z: Tensor, rows: Tensor) -> Tensor:
+    def with_rows(z: Tensor, rows: Tensor) -> Tensor:
         return density.log_joint(z, *(tensor[rows] for tensor in data))
 
-    def of_shared_batch(z: Tensor, rows: Tensor) -> Tensor:
+    def with_batch(z: Tensor, rows: Tensor) -> Tensor:
         return density.log_joint(z, *data)
 
-    return of_own_rows if per_chain else of_shared_batch
+    return with_rows if per_chain else with_batch
 
 
 def metric_of(second: Tensor) -> Tensor:
@@ -166,14 +166,14 @@ def _transition(
         epsilon, second_weight, temperature = control.unbind()
         metric = metric_of(second) if precondition else torch.ones_like(second)
         setting = Setting(epsilon, temperature, metric)
-        slope = torch.func.grad_and_value(_of_rows(density, data, per_chain))
+        slope = torch.func.grad_and_value(_batch_function(density, data, per_chain))
         rows_dim = 0 if per_chain else None
-        of_chains = torch.func.vmap(
+        chain_slopes = torch.func.vmap(
             slope,
             in_dims=(0, rows_dim),
             randomness=randomness,
         )
-        moved = config.move(z, v, lambda point: of_chains(point, rows), setting)
+        moved = config.move(z, v, lambda point: chain_slopes(point, rows), setting)
         if precondition:
             squares = (moved.gradient / num_data).square().mean(0)
             second = torch.lerp(second, squares, second_weight)

@@ -1,4 +1,9 @@
-"""Stochastic-gradient chains: the step size from curvature and gradient noise, and the loop over ``chain_steps``."""
+"""Stochastic-gradient chains: the step size from curvature and gradient noise, and the loop over ``chain_steps``.
+
+:func:`run_chains` makes a :class:`_Plan` of the steps and takes a :class:`_Walk` along it. During warm-up it *looks* at
+the chains ten times, where :class:`StepSize` chooses ε anew, and all along it *checks* every 50 steps that they are
+finite and conserve their energy; where they do not, they go back to the last look with half the step length.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +98,7 @@ class StepSize:
         self.temperature = config.temperature
         self.sites = problem.density.sites
         self.chooses = config.step_size is None
-        self.first = 0.0 if config.step_size is None else config.step_size / problem.num_rows
+        self.first_value = 0.0 if config.step_size is None else config.step_size / problem.num_rows
         size = config.batch_size
         in_batches = problem.loader is not None
         in_batches |= size is not None and size < problem.num_rows
@@ -104,7 +109,7 @@ class StepSize:
 
     def begin(self, state: State) -> Choice:
         """The user's ε, or what there is before the first look."""
-        return Choice(state, self.share, self.first)
+        return Choice(state, self.share, self.first_value)
 
     def look(
         self,
@@ -115,14 +120,16 @@ class StepSize:
         log_joint: Callable[[Batch], LogJoint],
     ) -> Choice:
         """The ε chosen at ``state``, in the preconditioner's metric (dim,)."""
-        root = metric.sqrt()
-        late = 2 * state.step >= self.num_warmup
-        curvature, vector = _curvature(state.z, root, log_joint(next(batches)), choice.vector)
+        metric_root = metric.sqrt()
+        is_late = 2 * state.step >= self.num_warmup
+        curvature, vector = _curvature(
+            state.z, metric_root, log_joint(next(batches)), choice.vector
+        )
         bounds = [choice.share / max(curvature, 1e-30)]
         spread = choice.spread
         if self.noisy:
             log_joints = (log_joint(batch) for batch in batches)
-            variance, spread = self._noise(state.z, root, log_joints, late)
+            variance, spread = self._gradient_noise(state.z, metric_root, log_joints, is_late)
             bounds.append(0.1 / (self.heating * max(variance, 1e-30)))
         if not all(math.isfinite(bound) for bound in bounds):
             raise FloatingPointError(
@@ -131,7 +138,7 @@ class StepSize:
             )
         value = min(bounds)
         settled = choice.settled
-        if late:
+        if is_late:
             settled = (*settled, value)
             value = min(settled)
         return replace(
@@ -150,7 +157,7 @@ class StepSize:
         """
         saved = choice.saved
         momenta = math.sqrt(self.temperature) * torch.randn_like(saved.v)
-        shorter = replace(
+        restarted = replace(
             choice,
             restarts=choice.restarts + 1,
             share=choice.share / 4,
@@ -158,7 +165,7 @@ class StepSize:
             settled=tuple(value / 4 for value in choice.settled),
             energies=None,
         )
-        return shorter, replace(saved, v=momenta)
+        return restarted, replace(saved, v=momenta)
 
     def diverged(
         self,
@@ -174,16 +181,17 @@ class StepSize:
             return False
         if not bool(torch.isfinite(state.z).all() and torch.isfinite(energies[0]).all()):
             return True
-        added, climbed = energies - (energies if choice.energies is None else choice.energies)
-        allowed = 10.0 + 10.0 * choice.spread + kinetic(state.v) / (1.0 if self.noisy else 20.0)
-        return bool(((added > allowed) & (climbed > 0)).any())
+        earlier = energies if choice.energies is None else choice.energies
+        energy_error, log_joint_fall = energies - earlier
+        tolerance = 10.0 + 10.0 * choice.spread + kinetic(state.v) / (1.0 if self.noisy else 20.0)
+        return bool(((energy_error > tolerance) & (log_joint_fall > 0)).any())
 
-    def _noise(
+    def _gradient_noise(
         self,
         z: Tensor,
-        root: Tensor,
+        metric_root: Tensor,
         log_joints: Iterator[LogJoint],
-        late: bool,
+        is_late: bool,
     ) -> tuple[float, float]:
         """The largest mean variance of the gradient over any site, and the sd of the log joint.
 
@@ -192,26 +200,26 @@ class StepSize:
         whitened = []
         values = []
         for log_joint in itertools.islice(log_joints, 8):
-            of_chains = torch.func.vmap(
+            chain_slopes = torch.func.vmap(
                 torch.func.grad_and_value(log_joint.function),
                 in_dims=(0, log_joint.chain_dim),
                 randomness="different",
             )
-            gradient, value = of_chains(z, log_joint.rows)
-            whitened.append(root * gradient)
+            gradient, value = chain_slopes(z, log_joint.rows)
+            whitened.append(metric_root * gradient)
             values.append(value)
         spread = float(torch.stack(values).double().std(0).max())
         gradients = torch.stack(whitened).double()
         variance = gradients.var(0)
         signal = gradients.mean(0).square()
-        excess = variance if late else variance - signal
+        excess = variance if is_late else variance - signal
         largest = max(float(excess[:, site.start : site.stop].mean()) for site in self.sites)
         return largest, spread
 
 
 def _curvature(
     z: Tensor,
-    root: Tensor,
+    metric_root: Tensor,
     log_joint: LogJoint,
     start: Tensor | None,
 ) -> tuple[float, Tensor]:
@@ -227,25 +235,25 @@ def _curvature(
 
         return torch.func.grad(slope)(z)
 
-    batched = torch.func.vmap(
+    chain_products = torch.func.vmap(
         product,
         in_dims=(0, 0, log_joint.chain_dim),
         randomness="different",
     )
     num_steps = 20 if start is None else 8
     products = power_iteration(
-        lambda unit: root * batched(z, root * unit, log_joint.rows),
+        lambda unit: metric_root * chain_products(z, metric_root * unit, log_joint.rows),
         torch.randn_like(z) if start is None else start,
         num_steps,
     )
     (vector,) = deque(products, maxlen=1)  # the others need not be held
-    reached = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
-    return float(vector.norm(dim=1).max()), reached
+    next_start = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
+    return float(vector.norm(dim=1).max()), next_start
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What the chains were.
+    """What a run of the chains gave.
 
     Attributes:
         z: draws (chain, draw, dim), unconstrained.
@@ -268,7 +276,7 @@ class Run:
 
 
 class _Record:
-    """What has been drawn on the way."""
+    """What has been drawn so far."""
 
     def __init__(self, z: Tensor):
         self.losses: list[Tensor] = []
@@ -303,7 +311,7 @@ def run_chains(
     config: _StochasticGradientMCMC,
     problem: Problem,
     z: Tensor,
-    asked: FitRun,
+    fit_run: FitRun,
 ) -> Run:
     """Run the chains of ``config`` from ``z`` (chain, dim): warm-up, then a draw every ``thinning`` steps."""
     # at rest in their places, with momenta of the right temperature
@@ -311,13 +319,13 @@ def run_chains(
     state = State(0, z, v, torch.zeros_like(z[0]), z.new_zeros(len(z), dtype=torch.float64))
     record = _Record(z)
     chooser = StepSize(config, problem)
-    plan = _Plan.of(config, asked.num_draws, chooser.looks)
+    plan = _Plan.of(config, fit_run.num_draws, chooser.looks)
     step = ChainStep(config, problem, z.new_zeros(3), plan.num_steps)
     watch = Watch(
         plan.num_steps,
         type(config).__name__,
-        asked.callbacks,
-        asked.progress,
+        fit_run.callbacks,
+        fit_run.progress,
         finished="num_draws",
         starting=TRACING,
         worth_keeping=record.usable,
@@ -325,7 +333,7 @@ def run_chains(
     step.announce = watch.say
     started = time.perf_counter()
     with watch:
-        _Walk(config, problem, chooser, plan, step, record).take(state, watch, asked.seed)
+        _Walk(config, problem, chooser, plan, step, record).take(state, watch, fit_run.seed)
     seconds = time.perf_counter() - started
     if not record.draws:
         raise ValueError(
@@ -388,14 +396,14 @@ class _Walk:
         choice = self.chooser.begin(state)
         while state.step < self.plan.num_steps:
             if state.step in self.chooser.looks:
-                choice = self._looked(choice, state, batches)
+                choice = self._choice_by_look(choice, state, batches)
             record.step = state.step
             record.step_size = choice.value
-            second_weight = _forgetting(config, state.step)
+            second_weight = _second_weight(config, state.step)
             stepped = self.step(next(batches), state, choice.value, second_weight)
             state = stepped.state
             if state.step in self.plan.checks:
-                choice, restart = self._checked(choice, stepped)
+                choice, restart = self._choice_by_check(choice, stepped)
                 if restart is not None:
                     state = restart
                     record.clear(state.z)
@@ -404,14 +412,14 @@ class _Walk:
                 record.keep(state, stepped.lp, config.temperature)
             if state.step in self.plan.reports:
                 record.losses.append(-stepped.lp.mean() / self.problem.num_rows)
-                present = functools.partial(self._snapshot, state.z, seed)
-                metrics = {"loss": float(record.losses[-1]), "snapshot": present}
+                make_snapshot = functools.partial(self._snapshot, state.z, seed)
+                metrics = {"loss": float(record.losses[-1]), "snapshot": make_snapshot}
                 stop = watch.tell(state.step, metrics)
                 if stop and state.step < self.plan.num_steps:
                     watch.stopped = "callback"
                     return
 
-    def _looked(
+    def _choice_by_look(
         self,
         choice: Choice,
         state: State,
@@ -424,7 +432,7 @@ class _Walk:
         log_joint = functools.partial(batch_log_joint, self.problem)
         return self.chooser.look(choice, state, metric, batches, log_joint)
 
-    def _checked(self, choice: Choice, stepped: Stepped) -> tuple[Choice, State | None]:
+    def _choice_by_check(self, choice: Choice, stepped: Stepped) -> tuple[Choice, State | None]:
         """The choice from now on, and the chains to go back to where they diverged; None where they may go on."""
         energies = torch.stack([stepped.energy, -stepped.lp])
         diverged = self.chooser.diverged(choice, stepped.state, energies)
@@ -442,12 +450,14 @@ class _Walk:
     def _check_finite(self, stepped: Stepped) -> None:
         """FloatingPointError where a chain is not finite."""
         z = stepped.state.z
-        bad = ~(torch.isfinite(z).all(1) & torch.isfinite(stepped.lp))
-        if not bool(bad.any()):
+        diverged = ~(torch.isfinite(z).all(1) & torch.isfinite(stepped.lp))
+        if not bool(diverged.any()):
             return
-        chain = int(bad.nonzero()[0])
-        wrong = (~torch.isfinite(z[chain])).nonzero()
-        where = f", site {self.problem.density.site_of(int(wrong[0]))!r}" if len(wrong) else ""
+        chain = int(diverged.nonzero()[0])
+        coordinates = (~torch.isfinite(z[chain])).nonzero()
+        where = ""
+        if len(coordinates):
+            where = f", site {self.problem.density.site_of(int(coordinates[0]))!r}"
         step_size = float(self.step.control[0]) * self.problem.num_rows
         raise FloatingPointError(
             f"chain {chain} is no longer finite by step {stepped.state.step} "
@@ -467,7 +477,7 @@ class _Walk:
         )
 
 
-def _forgetting(config: _StochasticGradientMCMC, step: int) -> float:
+def _second_weight(config: _StochasticGradientMCMC, step: int) -> float:
     """The weight of this step's squared gradient in the preconditioner's mean: all of it at the first step."""
     if config.preconditioner is None or step >= config.num_warmup:
         return 0.0

@@ -291,8 +291,8 @@ class Laplace(Method):
         weights = WeightCurvature.at(centre, structure)
         tuned = None
         if self.tune == "cross_validation":
-            formed = weights.formed.structure
-            tuned = hold_out(search, centre, formed, run.init is not None, run.seed)
+            structure = weights.chosen.structure
+            tuned = hold_out(search, centre, structure, run.init is not None, run.seed)
         elif self.tune is not None:
             tuned = weights.tuned_by_evidence(centre, per_layer=self.tune == "per_layer")
         return ggn_precision(centre, weights, tuned)
@@ -323,7 +323,7 @@ class Laplace(Method):
         jacobian = gaussian.precision.jacobian
         if jacobian is None:
             return None
-        net_split = gaussian.precision.centre.split
+        net_split = gaussian.precision.centre.net_split
         features = None if net_split is None else net_split.features
         q = gaussian.approximation
         centre = None if q.centre is q.loc else q.centre
@@ -439,10 +439,10 @@ class _Gaussian:
 
 def _layout(centre: Centre) -> Density:
     """The sites without the data: what the approximation needs to know of the model."""
-    if centre.split is None:
+    if centre.net_split is None:
         return centre.density
     return Density(
-        centre.split.whole.sample_parameters,
+        centre.net_split.whole.sample_parameters,
         (),
         points="held",
         values=centre.points,

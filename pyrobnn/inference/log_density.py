@@ -94,7 +94,7 @@ class LogDensity:
                     values = {name: maps[name](u) for name, u in moved.items()}
                     if bool(torch.isfinite(self.log_density(dict(values)))):
                         break
-                drawn.append(values)
+                drawn.append(values)  # at radius zero these are `init`, which was checked
         return chain_starts(self, drawn)
 
 

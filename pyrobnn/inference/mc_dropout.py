@@ -104,7 +104,7 @@ class MCDropout(Trained):
         if self.num_steps:
             super().__post_init__()
 
-    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> Problem:
         """The problem of a net that can be trained with dropout."""
         norms = training_norms(require_net(self, run.given[0]))
         if norms:

@@ -48,7 +48,7 @@ class FitRun:
     """What a fit was asked for, checked: the arguments of :meth:`Method.fit`.
 
     ``given`` are the model, x and y as the user handed them over (a :class:`Problem` has them checked, in its units and
-    on its device); ``notes`` of what was done before are for the problem to keep.
+    on its device).
     """
 
     num_draws: int
@@ -58,20 +58,19 @@ class FitRun:
     callbacks: Sequence[Callback] = ()
     progress: bool = False
     given: tuple[Any, Any, Any] = field(default=(None, None, None), repr=False)
-    notes: tuple[Any, ...] = ()
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def _asked_for(fit: Callable[P, R]) -> Callable[P, R]:
+def _asked_for(fit: Callable[_P, _R]) -> Callable[_P, _R]:
     """``fit``, which says of an option that it does not have where that is found and how it is called here."""
     options = [name for name in inspect.signature(fit).parameters if name != "self"]
     num_positional = 1 + options.index("num_draws")
 
     @functools.wraps(fit)
-    def checked(*args: P.args, **given: P.kwargs) -> R:
+    def checked(*args: _P.args, **given: _P.kwargs) -> _R:
         method: Any = args[0] if args else None
         constructor = f"the method, pb.{type(method).__name__}(…)"
         refuse_unknown("fit", given, {"": options, constructor: _fields(type(method))})
@@ -225,9 +224,7 @@ class Method(abc.ABC):
             check_type("callbacks", callback, Callable, "a list of functions (step, metrics)")
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with process_state(), raised_by_handlers(), explained(model):
-            problem, run = self._prepare(run, device)
-            for note in run.notes:
-                problem.note(note)
+            problem = self._prepare(run, device)
             with recorded() as functions:
                 posterior = self._fit_head(problem, run)
             posterior = posterior_with_notes(posterior, collapsed(posterior, x, y))
@@ -262,8 +259,8 @@ class Method(abc.ABC):
         callbacks = tuple(callback_with_statistics(problem, callback) for callback in run.callbacks)
         return with_statistics(problem, self._fit(problem, replace(run, callbacks=callbacks)))
 
-    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
-        """The checked problem, and the run with what was done before it.
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> Problem:
+        """The checked problem.
 
         A method that refuses some models, or holds them in another way, does so here and goes on with this.
         """
@@ -288,7 +285,7 @@ class Method(abc.ABC):
             values=values,
             **options,
         )
-        return problem if mode is None else mode.of_problem(problem), run
+        return problem if mode is None else mode.of_problem(problem)
 
     @property
     def _num_parallel(self) -> int:
@@ -304,7 +301,12 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        """The posterior of a checked problem, made by :func:`pyrobnn.inference.fitting.problem.make_posterior`."""
+        """The posterior of a checked problem, made by :func:`pyrobnn.inference.fitting.problem.make_posterior`.
+
+        The course of a fit: :meth:`fit` checks the call; ``_prepare`` the model and the data; ``_fit_head`` computes a
+        trunk that is held once, and goes on with the head; ``_fit_in_mode`` sees to the statistics of batch-norm layers
+        in training mode; and this is the method itself.
+        """
 
 
 def _tier(functions: Sequence[Compiled]) -> dict[str, dict[str, Any]]:
@@ -335,7 +337,7 @@ class Registered:
 #: every method there is, by its name on the command line, in the order of registration
 METHODS: dict[str, Registered] = {}
 
-M = TypeVar("M", bound=type)
+_M = TypeVar("_M", bound=type)
 
 
 def register(
@@ -344,7 +346,7 @@ def register(
     standard: bool = False,
     full: Mapping | None = None,
     quick: Mapping | None = None,
-) -> Callable[[M], M]:
+) -> Callable[[_M], _M]:
     """Class decorator that makes a method known: to ``pyrobnn compare``, to error messages.
 
     Args:
@@ -358,7 +360,7 @@ def register(
         ValueError: ``command`` is the name of another method.
     """
 
-    def decorate(cls: M) -> M:
+    def decorate(cls: _M) -> _M:
         lacking = [name for name in ("kind", "claim") if not hasattr(cls, name)]
         if lacking:
             raise TypeError(

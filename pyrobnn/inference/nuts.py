@@ -67,7 +67,9 @@ class NUTS(Method):
         num_warmup: transitions of warm-up, on average over chains. None takes 200, and up to 1000 where it is not
             finished (chains that stand still or disagree, a density that rises); a number is kept to, with a warning.
         step_size: the first step size; None finds one.
-        target_accept: acceptance rate aimed at; raise it towards 1 when there are divergences.
+        target_accept: acceptance rate aimed at. With num_warmup=None the first draws are on trial: where more diverge
+            than by chance they count as warm-up, which goes on with half or a quarter of the rejections, up to 0.99.
+            ``meta["adapted"]`` has each such trial: divergences, transitions and the target from then on.
         max_tree_depth: at most 2^max_tree_depth leapfrogs per draw.
         mass_matrix: ``"diag"``; ``"dense"``; ``"auto"``: dense for a program of at most 100 values, else diag.
         trajectory: None for NUTS; a number of leapfrogs for plain HMC with paths of that length.
@@ -189,7 +191,7 @@ class NUTS(Method):
         """Transitions of the warm-up as planned."""
         return DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
 
-    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> Problem:
         """The problem, its point parameters held where ``init`` has them."""
         if self.engine == "pyro" and (run.checkpoint is not None or run.callbacks):
             raise ValueError("'callbacks' and 'checkpoint' need engine='compiled': leave them out")
@@ -208,6 +210,8 @@ class NUTS(Method):
         return super()._prepare(run, device)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        # in the program's own floats, for the memory and what is said of the run; the density that `problem` holds may
+        # become one of float64 below, and makes the start and the draws then
         density = problem.density
         form = form_of(self.mass_matrix, problem.is_bnn, density.dim)
         self._check_memory(density, run.num_draws, form)
@@ -392,6 +396,7 @@ class NUTS(Method):
             inspect=None if problem.is_bnn else inspector(density),
             mass_matrix=form,
             step_size=self.step_size,
+            on_trial=self.num_warmup is None,
             compile=False if is_untraceable(why) else self.compile,
             compile_within=None if self.max_seconds is None else 0.5 * self.max_seconds,
         )
@@ -459,6 +464,8 @@ def _meta(
         "mass_matrix": form,
         "common_start": common_start(run.init),
     }
+    if result.raises:
+        meta["adapted"] = [failed._asdict() for failed in result.raises]
     if result.float64_reason:
         meta["float64"] = result.float64_reason
     if convergence is not None:

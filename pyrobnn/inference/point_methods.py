@@ -391,13 +391,9 @@ class MAP(Trained):
             whole = self._is_whole(problem)
             # the mode without the noise of a training is another
             is_noisy = problem.is_bnn and density.stochastic is not None
+            already_polished = "gradient_norm" in result.path  # by Search.best
             try:
-                if (
-                    whole
-                    and not is_noisy
-                    and not result.interrupted
-                    and "gradient_norm" not in result.path
-                ):
+                if whole and not is_noisy and not result.interrupted and not already_polished:
                     theta, meta["gradient_norm"] = polish(
                         density.log_joint, theta, self.polish_steps
                     )

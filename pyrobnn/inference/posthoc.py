@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, as_tensor, check_count, check_finite, check_type
 from pyrobnn.core.seeding import generator
-from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
+from pyrobnn.inference.curvature.last_layer import LastLayer, NetRows
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.point_methods import MLE
@@ -166,7 +166,7 @@ class _Posthoc:
         self,
         held_out: tuple[ArrayLike, ArrayLike] | None,
         noise_was_fitted: bool,
-    ) -> Rows:
+    ) -> NetRows:
         """The rows that judge the candidates: those that the net has not seen, if there are any."""
         if held_out is not None:
             return self._unseen_rows(held_out)
@@ -178,7 +178,7 @@ class _Posthoc:
             )
         return self.train
 
-    def _unseen_rows(self, held_out: tuple[ArrayLike, ArrayLike]) -> Rows:
+    def _unseen_rows(self, held_out: tuple[ArrayLike, ArrayLike]) -> NetRows:
         """The rows that the net has not seen."""
         try:
             x, y = check_data(self.model, held_out[0], held_out[1], self.model.device)
@@ -187,7 +187,7 @@ class _Posthoc:
             raise type(error)(f"held_out=(x, y): {error}") from error
 
     @torch.no_grad()
-    def _rows(self, x: Tensor, y: Tensor, in_training: bool) -> Rows:
+    def _rows(self, x: Tensor, y: Tensor, in_training: bool) -> NetRows:
         """The one pass over the data."""
         features: list[Tensor] = []
         layers = (
@@ -199,7 +199,7 @@ class _Posthoc:
             size = max(1, CHUNK_SCALARS // widest_layer(self.model, x))
             f = torch.cat([self.net(rows) for rows in x.split(size)])
         check_finite("net(x)", f)
-        return Rows(f, y, torch.cat(features) if features else None, in_training)
+        return NetRows(f, y, torch.cat(features) if features else None, in_training)
 
     def _log_density(self, f: Tensor) -> Tensor:
         """Of every judging row, (N,), under the mixture of outputs (S, N, K) or at outputs (N, K).
@@ -211,19 +211,23 @@ class _Posthoc:
         value = self.likelihood.log_prob(f, self.judging_rows.y, {})
         return value if f.dim() == 2 else value.logsumexp(0) - math.log(len(f))
 
-    def _refitted_noise(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    def _refitted_noise(self, variance_ratio: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities (N,) of the judging rows, and the noise (K,) that suits them best.
 
-        The predictive variance is (1 + ``ratio``) times that of the noise.
+        The predictive variance is (1 + ``variance_ratio``) times that of the noise.
         """
         rows = self.judging_rows
-        total = 1 + ratio.to(rows.f)
+        total = 1 + variance_ratio.to(rows.f)
         scale = ((rows.y - rows.f).square() / total).mean(0).sqrt().clamp_min(1e-12)
         scale = torch.maximum(scale, self.noise) if rows.seen else scale
         return dist.Normal(rows.f, scale * total.sqrt()).log_prob(rows.y).sum(-1), scale
 
     def candidates(self) -> dict[str, tuple[Tensor, Any]]:
-        """Name → log densities of the judging rows, and what was tuned; the simplest first."""
+        """Name → log densities of the judging rows, and what was tuned; the simplest first.
+
+        Tuned is nothing, None, of the net; the temperature T of classes; the noise (K,); and of the last layer its
+        prior precision and the noise beside it, (τ, noise (K,) or None).
+        """
         rows = self.judging_rows
         last_layer = self.last_layer
         candidates: dict[str, tuple[Tensor, Any]] = {"net": (self._log_density(rows.f), None)}
@@ -332,12 +336,14 @@ class _Posthoc:
     ) -> Posterior:
         """Draws of the last layer at prior precision ``tau``, under another noise where ``scale`` gives one."""
         likelihood = self.likelihood
-        ratio = torch.ones_like(self.train.f[0])
+        precision_ratio = torch.ones_like(self.train.f[0])
         if scale is not None:
             likelihood = HomoskedasticGaussian(scale)
-            ratio = (self.noise / scale).square()
+            precision_ratio = (self.noise / scale).square()
         name = cast(str, self.last_name)
-        return last_layer.posterior(self.net, name, likelihood, tau, ratio, self.x, self.seed)
+        return last_layer.posterior(
+            self.net, name, likelihood, tau, precision_ratio, self.x, self.seed
+        )
 
     def _posterior_of_net(self, model: BNN) -> Posterior:
         """The one draw that the net of ``model`` is."""

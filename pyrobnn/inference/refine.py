@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,14 +25,19 @@ from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.program import refuse_subsampling
 from pyrobnn.inference.method import Claim, Kind
 from pyrobnn.inference.optim.occam import log_evidences
+from pyrobnn.model import BNN, Density
+from pyrobnn.model.likelihoods.base import SCALE, SITE
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES
+from pyrobnn.posterior.marginal_last_layer import LastLayer
 from pyrobnn.posterior.probes import probes
 from pyrobnn.posterior.rows import Rows
 from pyrobnn.posterior.short_chains import (
     Groups,
+    ShortChains,
     chains_per_group,
     net_quantities,
+    seconds_per_leapfrog,
     site_quantities,
     starts_elsewhere,
 )
@@ -40,6 +45,10 @@ from pyrobnn.posterior.short_chains import (
 #: groups of chains that begin at draws of the approximation, and of a net elsewhere
 _NUM_GROUPS = 12
 _NUM_ELSEWHERE = 4
+#: leapfrogs of a chain below which it is not worth beginning: nets of 50 units arrived after 400 to 700
+_FEWEST_LEAPFROGS = 450
+#: draws from the prior by which the evidence of a net is found
+_NUM_PRIOR_DRAWS = 512
 #: chains that the draws are handed over as
 _NUM_CHAINS = 4
 #: sds of the function, in the median over inputs, by which groups in one mode may differ
@@ -71,28 +80,136 @@ def refine(
     rows = _rows(posterior, x, y)
     problem = _problem(posterior, rows)
     with full_float32(problem.device), torch.no_grad():
-        refined = _Refined(posterior, problem, seed).run(seconds)
-        draws, stats = refined.draws()
-    elapsed = time.perf_counter() - begun
-    facts = refined.facts | {
-        "seconds": round(elapsed, 3),
-        "budget": float(seconds),
-        "start": posterior.meta.get("method", "draws"),
-    }
-    return make_posterior(
-        problem,
-        Refinement(float(seconds)),
-        draws,
-        seed=seed,
-        timings={"fit": elapsed},
-        sample_stats=stats,
-        meta={"refine": facts, "num_gradients": facts["gradients"]},
-        notes=refined.notes(seconds),
-        rows=rows,
-    )
+        with seeded(seed, problem.device):
+            starts = start_chains(problem.model, problem.density, posterior, _NUM_GROUPS)
+        refined = _Refined(problem, starts, seed)
+        clock = time.perf_counter()
+        refined.run(lambda _: (time.perf_counter() - clock) / seconds)
+    return _posterior(refined, posterior, rows, seconds, begun)
 
 
 CHANGES["refine"] = refine
+
+
+def sampled(
+    posterior: Posterior,
+    model: BNN,
+    work: float,
+    seed: int,
+) -> Posterior | None:
+    """Draws of a model's posterior by short chains that begin at those of an approximation to it, or to one like it.
+
+    Args:
+        posterior: has draws of the net's weights, and the data.
+        model: the net under a prior of its own, its noise inferred perhaps where that of ``posterior`` is known.
+        work: what it may take, in seconds by a rule of thumb that is the same on every machine.
+        seed: of the moves.
+
+    Returns:
+        Of kind ``"chains"``; None where the work pays for too few steps, or the chains have not arrived.
+    """
+    begun = time.perf_counter()
+    problem = _of_rows(posterior, model)
+    step = _seconds_per_leapfrog(problem)
+    if work / step < _FEWEST_LEAPFROGS:
+        return None
+    with full_float32(problem.device), torch.no_grad():
+        starts = _starts(posterior, problem.density)
+        refined = _Refined(problem, starts, seed)
+        refined.run(lambda chains: chains.num_leapfrogs * step / work)
+    if not refined.arrived:
+        return None
+    return _posterior(refined, posterior, posterior.rows, work, begun)
+
+
+def log_evidence(
+    posterior: Posterior,
+    model: BNN,
+    work: float,
+    seed: int,
+) -> float | None:
+    """Log evidence of a net with known noise, in nats, by draws of all but its last layer from their prior.
+
+    The same seed draws the same for another width of the prior, so that differences are known better.
+
+    Args:
+        posterior, model, work, seed: as of :func:`sampled`.
+
+    Returns:
+        None where :func:`sampled` would not begin, or nothing can be integrated out.
+    """
+    problem = _of_rows(posterior, model)
+    last_layer = LastLayer.of(problem.density)
+    too_dear = work / _seconds_per_leapfrog(problem) < _FEWEST_LEAPFROGS
+    if last_layer is None or too_dear or SCALE in model.priors:
+        return None
+    others = [name for name in model.priors if name not in last_layer.names]
+    with seeded(seed, problem.device), torch.no_grad():
+        draws = {name: problem.bnn.priors[name].sample((_NUM_PRIOR_DRAWS,)) for name in others}
+        return last_layer.log_evidence(draws)
+
+
+def _of_rows(posterior: Posterior, model: BNN) -> Problem:
+    """The problem of a net with the data of a posterior."""
+    rows = posterior.rows
+    if rows is None:
+        raise TypeError("the posterior holds no rows of data")
+    device = next(iter(posterior.draws.values())).device
+    return prepare(
+        model,
+        rows.x,
+        rows.y,
+        points="held",
+        device=device,
+    )
+
+
+def _seconds_per_leapfrog(problem: Problem) -> float:
+    """Of all chains on the way to a net's posterior, by a rule of thumb."""
+    num_chains = (_NUM_GROUPS + _NUM_ELSEWHERE) * _group_size(problem)
+    return seconds_per_leapfrog(problem.density, problem.num_rows, num_chains)
+
+
+def _starts(posterior: Posterior, density: Density) -> Tensor:
+    """Positions (group, dim) of draws, evenly spread; sites that the draws lack are where their model holds them."""
+    index = torch.linspace(0, posterior.num_chains * posterior.num_draws - 1, _NUM_GROUPS)
+    index = index.round().long()
+    values = {}
+    for site in density.sites:
+        if site.name in posterior.draws:
+            values[site.name] = posterior.draws[site.name].flatten(0, 1)[index]
+        else:
+            known = posterior.bnn.likelihood.own.fixed[site.name.removeprefix(SITE)]
+            values[site.name] = known.expand(_NUM_GROUPS, *site.shape)
+    return density.unconstrain(values)
+
+
+def _posterior(
+    refined: _Refined,
+    posterior: Posterior,
+    rows: Rows | None,
+    budget: float,
+    begun: float,
+) -> Posterior:
+    """The draws of the chains as a posterior, beside that whose draws they began at."""
+    draws, stats = refined.draws()
+    elapsed = time.perf_counter() - begun
+    facts = refined.facts | {
+        "seconds": round(elapsed, 3),
+        "budget": float(budget),
+        "start": posterior.meta.get("method", "draws"),
+    }
+    return make_posterior(
+        refined.problem,
+        Refinement(float(budget)),
+        draws,
+        seed=refined.seed,
+        timings={"fit": elapsed},
+        sample_stats=stats,
+        meta={"refine": facts, "num_gradients": facts["gradients"]},
+        notes=refined.notes(budget),
+        rows=rows,
+    )
 
 
 def _rows(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> Rows | None:
@@ -135,6 +252,12 @@ def _problem(posterior: Posterior, rows: Rows | None) -> Problem:
     return problem.in_double() if posterior.meta.get("float64") else problem
 
 
+def _group_size(problem: Problem) -> int:
+    """Chains of a group."""
+    rows = problem.num_rows if problem.is_bnn else 1
+    return chains_per_group(problem.density, rows, _NUM_GROUPS + _NUM_ELSEWHERE)
+
+
 class _Mode(NamedTuple):
     """Groups (index,) whose functions agree, and Laplace's log evidence there, in nats."""
 
@@ -146,23 +269,21 @@ class _Refined:
     """The chains of one refinement, and what is known of them.
 
     Args:
-        posterior: whose draws they begin at.
         problem: the model and its data.
-        seed: of starts and moves.
+        starts: where the groups begin that do not begin elsewhere, (group, dim).
+        seed: of starts elsewhere and of moves.
     """
 
     def __init__(
         self,
-        posterior: Posterior,
         problem: Problem,
+        starts: Tensor,
         seed: int,
     ) -> None:
         self.problem = problem
+        self.seed = seed
         density = problem.density
-        rows = problem.num_rows if problem.is_bnn else 1
-        self.size = chains_per_group(density, rows, _NUM_GROUPS + _NUM_ELSEWHERE)
-        with seeded(seed, density.device):
-            starts = start_chains(problem.model, density, posterior, _NUM_GROUPS)
+        self.size = _group_size(problem)
         num_elsewhere = 0
         quantities = site_quantities(density)
         if problem.is_bnn:
@@ -173,13 +294,11 @@ class _Refined:
         self.groups = Groups(density, starts, num_elsewhere, self.size, quantities, seed)
         self.modes: list[_Mode] = []
 
-    def run(self, seconds: float) -> _Refined:
-        """Itself, after the chains have moved until they have arrived or the time is over."""
-        begun = time.perf_counter()
-        self.groups.run(lambda _: (time.perf_counter() - begun) / seconds)
+    def run(self, spent: Callable[[ShortChains], float]) -> None:
+        """Move the chains until they have arrived or all of a budget is spent; ``spent`` is its share so far."""
+        self.groups.run(spent)
         if not self.arrived and self.problem.is_bnn:
             self.modes = self._find_modes()
-        return self
 
     @property
     def arrived(self) -> bool:

@@ -15,6 +15,7 @@ from pyrobnn.core.chains import RHAT_LIMIT, ess_of_families, rhat
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.memory import require
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator
 from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage
 from pyrobnn.inference.fitting.floats import full_float32
@@ -490,7 +491,7 @@ class _Course:
         num = min(self._run.num_draws, self.num_done)
         picked = torch.arange(num)
         if len(self._rounds) == 1:
-            picked = torch.linspace(0, self.num_done - 1, num).round().long()
+            picked = evenly_spaced(self.num_done, num)
         # positions, log joints and ancestors
         joined = [torch.cat(rounds, 1) for rounds in zip(*self._rounds, strict=True)]
         return [values[:, picked.to(values.device)] for values in joined]

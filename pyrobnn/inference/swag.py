@@ -109,7 +109,7 @@ class _Averaged(Method):
         """The number of last deviations kept, and what multiplies the standard deviations."""
         return 0, 1.0
 
-    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> Problem:
         """The problem of a net whose batch-norm layers may use the statistics of a batch."""
         model = require_net(self, run.given[0])
         random_layers = set(model.stochastic_layers()) - set(training_norms(model))
@@ -118,9 +118,11 @@ class _Averaged(Method):
                 f"the net is in training mode and its layers {', '.join(sorted(random_layers))} are random: "
                 "call .eval() on them before building the BNN"
             )
-        pure = dataclasses.replace(run, given=(with_batch_statistics(model), *run.given[1:]))
-        problem, _ = super()._prepare(pure, device)
-        return dataclasses.replace(problem, model=model.to(problem.device)), run
+        deterministic = dataclasses.replace(
+            run, given=(with_batch_statistics(model), *run.given[1:])
+        )
+        problem = super()._prepare(deterministic, device)
+        return dataclasses.replace(problem, model=model.to(problem.device))
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         sgd = _SGD(self, problem, run)

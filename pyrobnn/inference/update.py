@@ -4,6 +4,11 @@ r"""New rows learned, old ones forgotten, without a refit: a Gaussian recentred,
 
 where the weight of a new row goes from 0 to 1 with β, that of a removed one from 1 to 0, and all others stay 1. Rows
 are filled up to a power of two, with weight zero, so that one density serves as long as they fit.
+
+:func:`update` and :func:`remove` check what is asked for and call :func:`_changed`; that calls :func:`_recentred` for
+Laplace's Gaussian, whose centre moves (:func:`_find_centre`), and :func:`_led` for draws, which are particles that
+:func:`_travel` leads by ``tempering``. The ``facts`` are of one update, for ``meta["updates"]``; ``entries`` are those
+of ``meta``.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.core.findings import Finding, as_json, warn
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
@@ -73,28 +79,29 @@ def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
         raise TypeError(
             "'x' and 'y' must be tensors with the same number of rows, of one x[None], y[None]"
         )
-    x_new = _row_shape(new.x)
-    y_new = _row_shape(new.y)
-    x_old = _row_shape(old.x)
-    y_old = _row_shape(old.y)
-    if x_new != x_old or new.y[0].numel() != old.y[0].numel():
+    new_x_shape = _row_shape(new.x)
+    new_y_shape = _row_shape(new.y)
+    old_x_shape = _row_shape(old.x)
+    old_y_shape = _row_shape(old.y)
+    if new_x_shape != old_x_shape or new.y[0].numel() != old.y[0].numel():
         raise ValueError(
-            f"a new row has 'x' of shape {x_new} and 'y' of {y_new}, the fit's have {x_old} and {y_old}"
+            f"a new row has 'x' of shape {new_x_shape} and 'y' of {new_y_shape}, the fit's have {old_x_shape} and "
+            f"{old_y_shape}"
         )
     new = replace(new, y=new.y.reshape(len(new), *old.y.shape[1:]))
-    _in_units(posterior, new)  # checked by themselves: the error names their rows
-    together = old.joined(new)
-    change = (torch.arange(len(together)) >= len(old)).double()
-    return _changed(posterior, together, change, together, seed)
+    _program_data(posterior, new)  # checked by themselves: the error names their rows
+    joined = old.joined(new)
+    change = (torch.arange(len(joined)) >= len(old)).double()
+    return _changed(posterior, joined, change, joined, seed)
 
 
 def remove(posterior: Posterior, rows: int | Sequence[int] | Tensor, seed: int) -> Posterior:
     """What :meth:`pyrobnn.Posterior.remove` says."""
     old = _rows_at_fit(posterior)
-    gone = _mask(rows, len(old))
-    if bool(gone.all()):
+    removed = _mask(rows, len(old))
+    if bool(removed.all()):
         raise Refused("without any row a posterior is the prior: keep one, or sample the prior")
-    return _changed(posterior, old, -gone.double(), old.at(~gone), seed)
+    return _changed(posterior, old, -removed.double(), old.at(~removed), seed)
 
 
 CHANGES |= {"update": update, "remove": remove}
@@ -114,9 +121,9 @@ def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
     if index.dtype == torch.bool and index.shape == (num,):
         return index
     index = index.reshape(-1)
-    whole = index.numel() and not index.is_floating_point() and index.dtype != torch.bool
-    inside = whole and int(index.min()) >= 0 and int(index.max()) < num
-    if not inside or len(index.unique()) < len(index):
+    is_integer = index.numel() and not index.is_floating_point() and index.dtype != torch.bool
+    in_range = is_integer and int(index.min()) >= 0 and int(index.max()) < num
+    if not in_range or len(index.unique()) < len(index):
         raise ValueError(
             f"'rows' must name rows by different indices 0 to {num - 1}, or a mask ({num},); got {rows!r}"
         )
@@ -174,26 +181,26 @@ def _changed(
     posterior: Posterior,
     rows: Rows,
     change: Tensor,
-    after: Rows,
+    new_rows: Rows,
     seed: int,
 ) -> Posterior:
-    """The posterior whose weights of ``rows`` have changed by ``change`` (N,), and which then holds ``after``."""
+    """The posterior whose weights of ``rows`` have changed by ``change`` (N,), and which then holds ``new_rows``."""
     check_count("seed", seed, minimum=0)
     started = time.perf_counter()
-    before = posterior.meta.get("updates", ())
-    lead = _recentred if posterior.meta["method"] == "Laplace" else _led
-    result, facts = lead(posterior, rows, change, after, seed)
+    earlier_updates = posterior.meta.get("updates", ())
+    make = _recentred if posterior.meta["method"] == "Laplace" else _led
+    result, facts = make(posterior, rows, change, new_rows, seed)
     seconds = round(time.perf_counter() - started, 6)
     entries = facts | {
-        "num_data": len(after),
+        "num_data": len(new_rows),
         "seed": seed,
-        "updates": [*before, {"rows": int(change.sum()), **facts}],
+        "updates": [*earlier_updates, {"rows": int(change.sum()), **facts}],
         "timings": posterior.meta.get("timings", {}) | {"update": seconds},
     }
     return replace(
         result,
         meta=result.meta | entries,
-        rows=after,
+        rows=new_rows,
     )
 
 
@@ -201,7 +208,7 @@ def _recentred(
     posterior: Posterior,
     rows: Rows,
     change: Tensor,
-    after: Rows,
+    new_rows: Rows,
     seed: int,
 ) -> tuple[Posterior, dict[str, Any]]:
     r"""Laplace's Gaussian, led by L-BFGS in its own units to where the gradient is what it was at the old centre.
@@ -212,42 +219,44 @@ def _recentred(
     """
     meta = posterior.meta
     q = cast(BlockGaussian, posterior.approximation)
-    fixed = {name: posterior.draws[name][0, 0] for name in meta["point_sites"]}
-    before = _density(posterior, cast(Rows, posterior.rows), fixed)
-    now = _density(posterior, after, fixed)
+    points = {name: posterior.draws[name][0, 0] for name in meta["point_sites"]}
+    old_density = _density(posterior, cast(Rows, posterior.rows), points)
+    new_density = _density(posterior, new_rows, points)
     method = method_of(posterior)
-    way = _find_centre(q, before, now, method.compile)
-    values = q.layout.constrain(way.z) | fixed
+    move = _find_centre(q, old_density, new_density, method.compile)
+    values = q.layout.constrain(move.z) | points
     centre = {name: value[None, None] for name, value in values.items()}
     refit = method.fit(
         posterior.model,
-        after.x,
-        after.y,
+        new_rows.x,
+        new_rows.y,
         init=Posterior(posterior.model, centre),
         num_draws=posterior.num_draws,
         seed=seed,
-        device=now.device,
+        device=new_density.device,
     )
-    num_values = int((change != 0).sum()) * after.y[0].numel()
-    notes = _outside(rows.x, change > 0) + way.notes(num_values)
+    num_values = int((change != 0).sum()) * new_rows.y[0].numel()
+    notes = _range_findings(rows.x, change > 0) + move.notes(num_values)
     warn(notes)
-    entries = {"settings": meta["settings"], "tuned": meta["tuned"]} | _with_notes(refit, notes)
+    entries = {"settings": meta["settings"], "tuned": meta["tuned"]} | _note_entries(refit, notes)
     facts = {
-        "log_evidence_added": _gain(posterior.log_evidence, refit.log_evidence),
+        "log_evidence_added": _evidence_gain(posterior.log_evidence, refit.log_evidence),
         "log_evidence_added_error": None,
-        "gradients": way.num_calls,
-        **way.facts,
+        "gradients": move.num_calls,
+        **move.facts,
     }
     return replace(refit, meta=meta | refit.meta | entries), facts
 
 
-def _gain(before: float | None, after: float | None) -> float | None:
-    """What the log evidence gained; None where one is not known."""
-    return None if before is None or after is None else after - before
+def _evidence_gain(old_log_evidence: float | None, new_log_evidence: float | None) -> float | None:
+    """What the log evidence gained; None where either is not known."""
+    if old_log_evidence is None or new_log_evidence is None:
+        return None
+    return new_log_evidence - old_log_evidence
 
 
-class _Way(NamedTuple):
-    """The way of a Gaussian's centre: its end, in standard deviations and as a position, and what it took.
+class _CentreMove(NamedTuple):
+    """How a Gaussian's centre moved: to which end, in standard deviations and as a position, and what it took.
 
     ``dip`` is by how much the tilted log density falls, in nats, below its value at the start, on the straight line to
     the end.
@@ -272,22 +281,22 @@ class _Way(NamedTuple):
 
 def _find_centre(
     q: BlockGaussian,
-    before: Density,
-    now: Density,
+    old_density: Density,
+    new_density: Density,
     compile: Compile,
-) -> _Way:
-    """Lead the centre to where the gradient of the density ``now`` is what that of ``before`` was at the old centre."""
+) -> _CentreMove:
+    """Lead the centre to where the gradient of the new density is what that of the old was at the old centre."""
     calls = itertools.count(1)
-    with full_float32(now.device):
-        old_gradient = torch.func.grad(before.log_joint)(q.loc)
+    with full_float32(new_density.device):
+        old_gradient = torch.func.grad(old_density.log_joint)(q.loc)
 
         def tilted_log_joint(z: Tensor) -> Tensor:
-            return now.log_joint(z) - old_gradient @ z
+            return new_density.log_joint(z) - old_gradient @ z
 
         def negative_slope(w: Tensor) -> tuple[Tensor, Tensor]:
             z = _at_deviations(q, w)
             gradient, value = torch.func.grad_and_value(tilted_log_joint)(z)
-            whitened = [block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]
+            whitened = [block.whitened(gradient[block.index][None])[0].to(w) for block in q.blocks]
             return -torch.cat(whitened), -value
 
         start = torch.zeros_like(q.loc[q.index])
@@ -318,7 +327,7 @@ def _find_centre(
         # the rows contradict each other
         negative_log_joints = [float(traced(end * tenth / 10)[1]) for tenth in range(11)]
         dip = max(negative_log_joints) - float(traced(start)[1])
-    return _Way(end, _at_deviations(q, end), dip, next(calls))
+    return _CentreMove(end, _at_deviations(q, end), dip, next(calls))
 
 
 def _at_deviations(q: BlockGaussian, w: Tensor) -> Tensor:
@@ -330,8 +339,8 @@ def _at_deviations(q: BlockGaussian, w: Tensor) -> Tensor:
     return z
 
 
-class _Journey(NamedTuple):
-    """Particles at the end of the way, and what happened at its steps."""
+class _ParticlePath(NamedTuple):
+    """Particles at the end of their path, and what happened at its steps."""
 
     particles: Population
     rungs: list[Rung]
@@ -383,38 +392,38 @@ def _led(
     posterior: Posterior,
     rows: Rows,
     change: Tensor,
-    after: Rows,
+    new_rows: Rows,
     seed: int,
 ) -> tuple[Posterior, dict[str, Any]]:
     """Draws of chains, led by weights and moves."""
     point_sites = posterior.meta.get("point_sites", ())
-    fixed = {name: posterior.draws[name][0, 0] for name in point_sites}
-    density = _density(posterior, rows, fixed)
+    points = {name: posterior.draws[name][0, 0] for name in point_sites}
+    density = _density(posterior, rows, points)
     with full_float32(density.device), torch.no_grad():
-        journey = _travel(*_population(posterior, rows, density, change, seed))
-        draws = density.constrain(journey.by_island(journey.particles.z))
+        path = _travel(*_population(posterior, rows, density, change, seed))
+        draws = density.constrain(path.by_island(path.particles.z))
     shape = next(iter(draws.values())).shape[:2]
-    draws |= {name: value.expand(*shape, *value.shape) for name, value in fixed.items()}
-    notes = journey.notes + _outside(rows.x, change > 0)
+    draws |= {name: value.expand(*shape, *value.shape) for name, value in points.items()}
+    notes = path.notes + _range_findings(rows.x, change > 0)
     entries: dict[str, Any] = {}
     if not isinstance(posterior.model, BNN):
-        program = _density(posterior, after, fixed)
-        deterministic, entries, notes_of_program = what_program_says(program, draws, fixed)
+        program = _density(posterior, new_rows, points)
+        deterministic, entries, notes_of_program = what_program_says(program, draws, points)
         draws |= deterministic
         notes += notes_of_program
     warn(notes)
-    entries |= {"step_size": journey.rungs[-1].step_size, **_with_notes(posterior, notes)}
-    return _arrived(posterior, journey, draws, entries), journey.facts
+    entries |= {"step_size": path.rungs[-1].step_size, **_note_entries(posterior, notes)}
+    return _posterior_of_path(posterior, path, draws, entries), path.facts
 
 
-def _arrived(
+def _posterior_of_path(
     posterior: Posterior,
-    journey: _Journey,
+    path: _ParticlePath,
     draws: dict[str, Tensor],
     entries: dict[str, Any],
 ) -> Posterior:
-    """The posterior with the draws and the evidence that a journey led to, and these entries of ``meta``."""
-    particles = journey.particles
+    """The posterior with the draws and the evidence that their path led to, and these entries of ``meta``."""
+    particles = path.particles
     total, uncertainty = _total_evidence(posterior, particles.log_evidence)
     meta = posterior.meta | entries | uncertainty
     meta.pop("log_evidence_by_island", None)
@@ -422,9 +431,9 @@ def _arrived(
     return replace(
         posterior,
         draws=draws,
-        sample_stats={name: journey.by_island(values) for name, values in statistics.items()},
+        sample_stats={name: path.by_island(values) for name, values in statistics.items()},
         log_evidence=total,
-        history=rung_history(journey.rungs),
+        history=rung_history(path.rungs),
         meta=meta,
     )
 
@@ -439,7 +448,7 @@ def _population(
     """The posterior's draws as particles at the beginning of the way, and what leads them."""
     meta = posterior.meta
     # draws of one call after the other must not move by the same random numbers
-    mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
+    key = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
     islands, z = _particles(posterior, density)
     compile = bool(meta.get("settings", {}).get("compile", True))
     evaluate = _weighted_gradient(rows, density, z, change, compile)
@@ -451,7 +460,7 @@ def _population(
         partly=True,
     )
     try:
-        return tempering, tempering.start(z, islands, mixed, _first_step_size(posterior))
+        return tempering, tempering.start(z, islands, key, _first_step_size(posterior))
     except RuntimeError as unbatched:
         why = why_not_batched(unbatched)
         raise Refused(
@@ -471,7 +480,7 @@ def _total_evidence(posterior: Posterior, added: Tensor) -> tuple[float | None, 
     return total, {"log_evidence_error": error, "log_evidence_interval": interval}
 
 
-def _with_notes(posterior: Posterior, notes: Sequence[Finding]) -> dict[str, list[Any]]:
+def _note_entries(posterior: Posterior, notes: Sequence[Finding]) -> dict[str, list[Any]]:
     """Entries of ``meta``: what was found before, and these notes."""
     meta = posterior.meta
     return {
@@ -480,7 +489,7 @@ def _with_notes(posterior: Posterior, notes: Sequence[Finding]) -> dict[str, lis
     }
 
 
-def _travel(tempering: Tempering, particles: Population) -> _Journey:
+def _travel(tempering: Tempering, particles: Population) -> _ParticlePath:
     """Lead the particles to the end of the way."""
     if not particles.possible():
         raise Refused("the new rows are impossible at every draw of a chain: check their values")
@@ -493,10 +502,10 @@ def _travel(tempering: Tempering, particles: Population) -> _Journey:
             )
         particles, rung = tempering.climb(particles, 0.5)
         rungs.append(rung)
-    return _Journey(particles, rungs)
+    return _ParticlePath(particles, rungs)
 
 
-def _in_units(posterior: Posterior, rows: Rows) -> tuple[Tensor | None, Tensor]:
+def _program_data(posterior: Posterior, rows: Rows) -> tuple[Tensor | None, Tensor]:
     """The data as the program takes them."""
     device = next(iter(posterior.draws.values())).device
     if isinstance(posterior.model, BNN):
@@ -504,23 +513,23 @@ def _in_units(posterior: Posterior, rows: Rows) -> tuple[Tensor | None, Tensor]:
     return None if rows.x is None else rows.x.to(device), rows.y.to(device)
 
 
-def _density(posterior: Posterior, rows: Rows, fixed: dict[str, Tensor]) -> Density:
+def _density(posterior: Posterior, rows: Rows, points: dict[str, Tensor]) -> Density:
     """The density of these rows, their likelihood unscaled."""
     program = posterior.model.pyro_model if isinstance(posterior.model, BNN) else posterior.model
-    return density_of(posterior, program, _in_units(posterior, rows), fixed)
+    return density_of(posterior, program, _program_data(posterior, rows), points)
 
 
 def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
     """Islands, and the draws (island × particle, dim): chains, or stretches of few long and groups of many short."""
     islands = posterior.num_chains if 4 <= posterior.num_chains <= 16 else 4
     total = posterior.num_chains * posterior.num_draws // islands
-    picked = torch.linspace(0, total - 1, min(total, _PARTICLES // islands)).round().long()
+    picked = evenly_spaced(total, min(total, _PARTICLES // islands))
 
-    def chosen(value: Tensor) -> Tensor:
-        rows = value.flatten(0, 1)[: islands * total].unflatten(0, (islands, total))
-        return rows[:, picked.to(value.device)].flatten(0, 1).to(density.device)
+    def pick(value: Tensor) -> Tensor:
+        draws = value.flatten(0, 1)[: islands * total].unflatten(0, (islands, total))
+        return draws[:, picked.to(value.device)].flatten(0, 1).to(density.device)
 
-    values = {site.name: chosen(posterior.draws[site.name]) for site in density.sites}
+    values = {site.name: pick(posterior.draws[site.name]) for site in density.sites}
     return islands, density.unconstrain(values).contiguous()
 
 
@@ -533,7 +542,7 @@ def _first_step_size(posterior: Posterior) -> float | None:
     return posterior.meta.get("step_size")
 
 
-def _split(
+def _base_and_terms(
     density: Density,
     z: Tensor,
     args: _Data,
@@ -541,16 +550,16 @@ def _split(
 ) -> tuple[Tensor, Tensor]:
     """Log joint at ``z`` (dim,) without the data, and the term of each row (num,), float64."""
     with density.floats():
-        return _split_in_its_floats(density, z, args, num)
+        return _base_and_terms_in_floats(density, z, args, num)
 
 
-def _split_in_its_floats(
+def _base_and_terms_in_floats(
     density: Density,
     z: Tensor,
     args: _Data,
     num: int,
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`_split` gives, where the density's floats are set."""
+    """What :func:`_base_and_terms` gives, where the density's floats are set."""
     base = density.log_jacobian(z).double()
     terms = torch.zeros(
         num,
@@ -585,16 +594,18 @@ def _weighted_gradient(
     capacity = 1 << len(rows).bit_length()
     args = tuple(_filled(values, capacity) for values in density.args)
     _check_rows(density, z[0], args, num)
-    added = torch.nn.functional.pad(change.to(z.device), (0, capacity - num))
-    keep = ((torch.arange(capacity, device=z.device) < num) & (added <= 0)).double()
+    # at β a row has the weight ``start_weights + β · changes``
+    changes = torch.nn.functional.pad(change.to(z.device), (0, capacity - num))
+    is_row = torch.arange(capacity, device=z.device) < num
+    start_weights = (is_row & (changes <= 0)).double()
     data = tuple(values for values in args if values is not None)
     key = (z.shape, z.dtype, str(z.device), *((values.shape, values.dtype) for values in data))
     if rows.shared.get("key") != key:
         rows.shared.update(key=key, step=_gradient_of_any_weights(density, compile))
     return partial(
         rows.shared["step"],
-        keep=keep,
-        added=added,
+        start_weights=start_weights,
+        changes=changes,
         data=data,
     )
 
@@ -613,9 +624,9 @@ def _check_rows(
     num: int,
 ) -> None:
     """Refuse rows that depend on each other, by what further ones change."""
-    base, terms = _split(density, z, density.args, num)
+    base, terms = _base_and_terms(density, z, density.args, num)
     try:
-        filled_base, filled_terms = _split(density, z, args, len(cast(Tensor, args[1])))
+        filled_base, filled_terms = _base_and_terms(density, z, args, len(cast(Tensor, args[1])))
         close = partial(torch.allclose, rtol=1e-3, atol=1e-3)
         same = close(filled_base, base) and close(filled_terms[:num], terms)
     except (RuntimeError, ValueError, IndexError):
@@ -632,17 +643,19 @@ def _gradient_of_any_weights(
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Gradient, base and remainder at particles, over rows of any weights: by Python; compiled when called often."""
 
-    def parts(
+    def constant_and_slope(
         z: Tensor,
-        keep: Tensor,
-        added: Tensor,
+        start_weights: Tensor,
+        changes: Tensor,
         *data: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        base, terms = _split(density, z, (None,) * (2 - len(data)) + data, len(keep))
+        """The log joint at β = 0, and what β multiplies."""
+        args = (None,) * (2 - len(data)) + data
+        base, terms = _base_and_terms(density, z, args, len(start_weights))
         # a row that counts for nothing may be impossible
-        unchanged = torch.where(keep != 0, terms * keep, 0.0).sum()
-        changed = torch.where(added != 0, terms * added, 0.0).sum()
-        return base + unchanged, changed
+        at_start = torch.where(start_weights != 0, terms * start_weights, 0.0).sum()
+        slope = torch.where(changes != 0, terms * changes, 0.0).sum()
+        return base + at_start, slope
 
     calls = itertools.count()
     steps = dict[bool, Evaluate]()
@@ -651,25 +664,29 @@ def _gradient_of_any_weights(
         z: Tensor,
         beta: Tensor,
         *,
-        keep: Tensor,
-        added: Tensor,
+        start_weights: Tensor,
+        changes: Tensor,
         data: tuple[Tensor, ...],
     ) -> Any:
         often = compile and next(calls) >= _COMPILE_AFTER
         if often not in steps:
             # at least a tenth is moved: see Tempering._picked
             count = -(-len(z) // 10) if often else len(z)
-            steps[often] = batched(evaluator(parts), z[:count], often, keep, added, *data).evaluate
-        return steps[often](z, beta, keep, added, *data)
+            evaluate = evaluator(constant_and_slope)
+            steps[often] = batched(
+                evaluate, z[:count], often, start_weights, changes, *data
+            ).evaluate
+        return steps[often](z, beta, start_weights, changes, *data)
 
     return step
 
 
-def _outside(x: Tensor | None, new: Tensor) -> list[Finding]:
+def _range_findings(x: Tensor | None, is_new: Tensor) -> list[Finding]:
     """New rows of a table further outside of the old ones' range than it is wide."""
-    if x is None or x.dim() != 2 or not bool(new.any()):
+    if x is None or x.dim() != 2 or not bool(is_new.any()):
         return []
-    new = new.to(x.device)
-    low, high = x[~new].double().aminmax(dim=0)
-    outside = ((x[new] < 2 * low - high) | (x[new] > 2 * high - low)).any(1)
-    return [Finding("rows_outside", {"count": int(outside.sum())})] if bool(outside.any()) else []
+    is_new = is_new.to(x.device)
+    low, high = x[~is_new].double().aminmax(dim=0)
+    is_outside = ((x[is_new] < 2 * low - high) | (x[is_new] > 2 * high - low)).any(1)
+    count = int(is_outside.sum())
+    return [Finding("rows_outside", {"count": count})] if count else []

@@ -20,6 +20,7 @@ from pyrobnn.model.likelihoods.catalogue import (
     StudentT,
     Weibull,
 )
+from pyrobnn.model.likelihoods.correlated import CorrelatedGaussian
 from pyrobnn.model.likelihoods.modes_and_bounds import Beta, MixtureDensity
 from pyrobnn.model.likelihoods.parameters import learned
 
@@ -27,6 +28,7 @@ __all__ = ["DATA", "SCALE", "Likelihood", "Targets", "Bernoulli", "Categorical",
 __all__ += [
     "HeteroskedasticGaussian",
     "HomoskedasticGaussian",
+    "CorrelatedGaussian",
     "StudentT",
     "MixtureDensity",
     "Beta",

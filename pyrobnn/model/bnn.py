@@ -108,6 +108,7 @@ class BNN:
                 device=self.device,
             )
         )
+        self.likelihood.own.for_outputs(_last_width(self.net) // likelihood.targets.heads)
         self.standardizer = standardizer
         self.priors = {NET + name: site for name, site in priors.items()}
         self.priors |= self.likelihood.own.priors
@@ -351,6 +352,13 @@ class BNN:
         net = type(self.net).__name__
         prior = type(self.prior).__name__
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
+
+
+def _last_width(net: nn.Module) -> int:
+    """How many numbers a net returns whose last layer is an ``nn.Linear``; one where that cannot be seen."""
+    while isinstance(net, nn.Sequential | Exposed) and list(net.children()):
+        net = list(net.children())[-1]
+    return net.out_features if isinstance(net, nn.Linear) else 1
 
 
 class _EvalNets(threading.local):

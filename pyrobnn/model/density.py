@@ -279,7 +279,7 @@ class Density:
         values = {name: nodes[name]["value"] for name in self._latent_names()}
         names = ", ".join(map(repr, self.states))
         try:
-            with enumeration.Bounded(self.states), torch.no_grad():
+            with enumeration.TableLimit(self.states), torch.no_grad():
                 enumerated = self._enumerated(values)
                 enumeration.summed(enumerated, self.states)
         except Refused:
@@ -398,7 +398,7 @@ class Density:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
         if self.dependent:
             return at_each(
-                lambda point: self._at(point)[0],
+                lambda point: self._values_and_transforms(point)[0],
                 z,
                 batch=z.shape[:-1],
             )
@@ -440,7 +440,7 @@ class Density:
                 z,
                 batch=z.shape[:-1],
             )
-        transforms = self._at(z)[1] if self.dependent else {}
+        transforms = self._values_and_transforms(z)[1] if self.dependent else {}
         total = z.new_zeros(z.shape[:-1])
         for site, u in self.parts(z):
             transform = transforms.get(site.name, site.transform)
@@ -476,7 +476,7 @@ class Density:
         if not bounded:
             return ()
         values = self.constrain(self.sample_box(1, seed=1)[0])
-        new_nodes = self._raw({name: values[name] for name in latent})
+        new_nodes = self._own_nodes({name: values[name] for name in latent})
         dependent = []
         for name in bounded:
             bounds = _bounds(nodes[name]["fn"].support)
@@ -486,17 +486,19 @@ class Density:
         return tuple(dependent)
 
     @_in_its_floats
-    def _at(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
+    def _values_and_transforms(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
         """Site values of one vector (dim,), and the bijections of the dependent sites there."""
-        parts = {site.name: (site, u) for site, u in self.parts(z)}
+        unconstrained = {site.name: (site, u) for site, u in self.parts(z)}
         transforms = {}
 
         def follow(name: str, fn: Distribution) -> Tensor:
             transforms[name] = bijection(name, fn.support)
-            return transforms[name](parts[name][1])
+            return transforms[name](unconstrained[name][1])
 
-        values: dict[str, Any] = {name: site.transform(u) for name, (site, u) in parts.items()}
-        nodes = self._raw(
+        values: dict[str, Any] = {
+            name: site.transform(u) for name, (site, u) in unconstrained.items()
+        }
+        nodes = self._own_nodes(
             values | {name: functools.partial(follow, name) for name in self.dependent}
         )
         return values | {name: nodes[name]["value"] for name in self.dependent}, transforms
@@ -504,7 +506,7 @@ class Density:
     @_in_its_floats
     def _inverse_of_dependent(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The unconstrained values of the dependent sites."""
-        nodes = self._raw(values)
+        nodes = self._own_nodes(values)
         return {
             name: bijection(name, nodes[name]["fn"].support).inv(values[name])
             for name in self.dependent
@@ -528,10 +530,10 @@ class Density:
     @_in_its_floats
     def log_parts(self, z: Tensor, *args: Tree) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
-        return self.parts_at(self.constrain(z), *args)
+        return self.log_parts_at(self.constrain(z), *args)
 
     @_in_its_floats
-    def parts_at(self, values: Mapping[str, Value], *args: Tree) -> tuple[Tensor, Tensor]:
+    def log_parts_at(self, values: Mapping[str, Value], *args: Tree) -> tuple[Tensor, Tensor]:
         """As :meth:`log_parts` at constrained values of the sites, site → (\\*shape)."""
         nodes = self.trace(values, args).values()
         prior = [node for node in nodes if is_latent(node)]
@@ -632,6 +634,15 @@ class Density:
         }
 
     # -- running the program ---------------------------------------------------------------------------------------
+    #
+    # Which run is which; all go through `_traced`, which sets the context:
+    #
+    # `_first_run`   at setup: what sites there are
+    # `_drawn`       latent sites drawn from the prior, again where that is impossible
+    # `run`          as the program is written, at given values; discrete sites without a value are drawn
+    # `_enumerated`  at all values of the discrete sites, an axis for each
+    # `trace`        the densities: `run`, or `_enumerated` with the discrete sites summed out
+    # `_own_nodes`   the laws of the program's own sites: `run`, or `_enumerated` as it is
 
     @_in_its_floats
     def trace(self, values: Mapping[str, Value], args: tuple[Tree, ...] = ()) -> Mapping[str, Node]:
@@ -725,14 +736,14 @@ class Density:
 
     def _check_latent_sites(self, nodes: Mapping[str, Node]) -> None:
         """Refuse a run whose latent sites are not those of the first."""
-        known = {site.name for site in self.sites if site.kind == "latent"}
-        if not known:
+        first_latent = {site.name for site in self.sites if site.kind == "latent"}
+        if not first_latent:
             return
         latent = {
             name for name, node in nodes.items() if is_latent(node) and name not in self.states
         }
         # replicates make latent again what holds data
-        changed = (known ^ latent) - {*self.derived.replicated}
+        changed = (first_latent ^ latent) - {*self.derived.replicated}
         if changed:
             names = ", ".join(map(repr, sorted(changed)))
             raise Refused(
@@ -742,12 +753,12 @@ class Density:
 
     def impossible(self, z: Tensor) -> list[guards.Impossible]:
         """The parameters of distributions that lie outside of their supports at ``z`` (dim,)."""
-        with torch.no_grad(), guards.evaluations() as evaluated:
-            nodes = self._raw(self.constrain(z))
+        with torch.no_grad(), guards.recorded_evaluations() as evaluated:
+            nodes = self._own_nodes(self.constrain(z))
         with torch.no_grad():
             return _impossible(nodes, evaluated)
 
-    def _raw(self, values: Mapping[str, Value]) -> Mapping[str, Node]:
+    def _own_nodes(self, values: Mapping[str, Value]) -> Mapping[str, Node]:
         """The nodes of a run with the distributions of the program's own sites, at all values of its discrete ones."""
         return self._enumerated(values).nodes if self.sums_out else self.run(values)
 
@@ -757,7 +768,7 @@ class Density:
         refusal: guards.ImpossibleParameter | None = None
         for _ in range(MOST_TRIES):
             try:
-                with guards.evaluations() as evaluated:
+                with guards.recorded_evaluations() as evaluated:
                     nodes = self.run({})
             except guards.ImpossibleParameter as error:
                 refusal = error

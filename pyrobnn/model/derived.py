@@ -10,6 +10,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model.density import Density
 from pyrobnn.model.gradient import at_each, runs_at_once
@@ -27,7 +28,7 @@ def deterministic(density: Density, draws: Mapping[str, Tensor]) -> Values:
 
     RuntimeError where their shape differs from draw to draw, or the program cannot be run.
     """
-    return _values_at_draws(density, draws, density.derived.deterministic)
+    return values_at_draws(density, draws, density.derived.deterministic)
 
 
 def replicates(
@@ -45,7 +46,7 @@ def replicates(
     if seconds is not None:
         draws = _draws_within(density, draws, seed, seconds)
     with seeded(seed, density.device):
-        return _values_at_draws(_forgetting(density), draws, density.derived.replicated)
+        return values_at_draws(_without_data(density), draws, density.derived.replicated)
 
 
 @torch.no_grad()
@@ -58,7 +59,7 @@ def _draws_within(
     """Draws (chain, draw, …) that replicates are made of in so many seconds, at least 100 of all chains."""
     chains, num = next(iter(draws.values())).shape[:2]
     flat = {name: value.to(density.device).flatten(0, 1) for name, value in draws.items()}
-    forgetful = _forgetting(density)
+    forgetful = _without_data(density)
 
     def run(values: Values) -> Values:
         nodes = forgetful.run(values)
@@ -73,7 +74,7 @@ def _draws_within(
     count = max(FEWEST_REPLICATES, int(seconds / one_run)) // chains
     if count >= num:
         return draws
-    keep = torch.linspace(0, num - 1, max(count, 1)).round().long()
+    keep = evenly_spaced(num, max(count, 1))
     return {name: value[:, keep] for name, value in draws.items()}
 
 
@@ -95,7 +96,7 @@ def prior(
         num_draws = _prior_draws_within(density, num_draws, seed, seconds)
     names = [site.name for site in density.sites if site.kind == "latent"]
     names += [*density.derived.deterministic, *density.derived.replicated]
-    runs = prior_runs(_forgetting(density), num_draws, seed, names)
+    runs = prior_runs(_without_data(density), num_draws, seed, names)
     values = {name: value[None] for name, value in runs.items()}
     data = {name: values.pop(name) for name in density.derived.replicated}
     return values, data
@@ -108,7 +109,7 @@ def _prior_draws_within(
     seconds: float,
 ) -> int:
     """How many draws from the prior to run the program at: all where these are batched, else as ``seconds`` allow."""
-    forgetful = _forgetting(density)
+    forgetful = _without_data(density)
 
     def run(_: Tensor) -> Values:
         nodes = forgetful.run({})
@@ -155,7 +156,7 @@ class _Forget(Messenger):
             msg["done"] = False
 
 
-def _forgetting(density: Density) -> Density:
+def _without_data(density: Density) -> Density:
     """The density whose program draws its data, and its discrete sites."""
     # the copy keeps ``owner``, cached from the first run: the wrapped program no longer shows it
     forgetful = copy.copy(density)
@@ -165,7 +166,7 @@ def _forgetting(density: Density) -> Density:
 
 
 @torch.no_grad()
-def _values_at_draws(
+def values_at_draws(
     density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, int]
 ) -> Values:
     """The values of ``sites`` (name → scalars of one) in a run of the program at every draw, in batches."""

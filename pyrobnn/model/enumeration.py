@@ -103,7 +103,7 @@ class _Detached(CallHandler):
         return call.result()
 
 
-class Bounded(CallHandler):
+class TableLimit(CallHandler):
     """Refuses a table of too many entries before it is made: the joint states that some operation would hold."""
 
     def __init__(self, states: Mapping[str, int]):

@@ -107,7 +107,7 @@ def at_each(
         return mapped(lambda *leaves: torch.cat(leaves), *block_results)
 
     try:
-        return _at_once(function, *points)
+        return _batched(function, *points)
     except RuntimeError:
         count = len(leaves_of(points)[0])
         results = [function(*_indexed(points, index)) for index in range(count)]
@@ -117,13 +117,13 @@ def at_each(
 def runs_at_once(function: Callable[..., Any], *points: Tree) -> bool:
     """Whether :func:`at_each` runs the function for several of the points at once, tried with two of them."""
     try:
-        _at_once(function, *_indexed(points, slice(0, 2)))
+        _batched(function, *_indexed(points, slice(0, 2)))
     except RuntimeError:
         return False
     return True
 
 
-def _at_once(function: Callable[..., T], *points: Tree) -> T:
+def _batched(function: Callable[..., T], *points: Tree) -> T:
     """As :func:`at_each`, of all points together; RuntimeError where torch cannot."""
 
     def at_point(*point: Tree) -> T:

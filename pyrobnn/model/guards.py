@@ -4,6 +4,9 @@ A program runs without argument validation, which stops at the first value and r
 many points at once has none. Instead, every distribution that is made while a program runs carries the mask of its
 own ``arg_constraints``: outside, its log density is −∞ and its gradient zero; inside, nothing changes by one bit.
 That holds for sites and for distributions that the program evaluates itself, as in ``pyro.factor``.
+
+Words: :func:`possible` is the mask, over a distribution's batch, of where all parameters are in their supports; a
+*shielded* tensor or distribution gets no gradient where it is false; a *plain* class is that without a guard.
 """
 
 from __future__ import annotations
@@ -25,13 +28,11 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import lazy_property
 
-from pyrobnn.core.private_torch import depends, distributions_born, factor_of
+from pyrobnn.core.private_torch import ROUNDING, depends, distributions_born, factor_of
 
-#: how far outside a value may lie by rounding, relative to its bound: what torch allows the sum of a simplex
-_ROUNDING = 1e-6
 _Shape = torch.Size | Sequence[int]
 _LogProb = Callable[[Any, Tensor], Tensor]
-T = TypeVar("T")
+_T = TypeVar("_T")
 Kind = Any  # type[Distribution], which mypy does not take to be hashable
 #: distributions that leave out what their mask says, and so may have impossible parameters there
 _SELECTING = (dist.MaskedDistribution, dist.MaskedMixture)
@@ -59,38 +60,38 @@ class Impossible(NamedTuple):
 # -- what a program evaluates itself -----------------------------------------------------------------------------------
 
 
-class _Evaluations(threading.local):
-    """The distributions that this thread has asked for a log density, while somebody wants to know."""
+class _Recording(threading.local):
+    """The distributions that this thread has asked for a log density, while :func:`recorded_evaluations` is open."""
 
     distributions: list[Any] | None = None
 
 
-_EVALUATIONS = _Evaluations()
+_RECORDING = _Recording()
 
 
 @contextlib.contextmanager
-def _evaluating(fn: Distribution) -> Iterator[None]:
-    """Note ``fn``, and not the distributions that it asks in its turn."""
-    distributions = _EVALUATIONS.distributions
-    _EVALUATIONS.distributions = None
+def _recorded(fn: Distribution) -> Iterator[None]:
+    """Record ``fn``, and not the distributions that it asks inside."""
+    distributions = _RECORDING.distributions
+    _RECORDING.distributions = None
     if distributions is not None:
         distributions.append(fn)
     try:
         yield
     finally:
-        _EVALUATIONS.distributions = distributions
+        _RECORDING.distributions = distributions
 
 
 @contextlib.contextmanager
-def evaluations() -> Iterator[list[Any]]:
+def recorded_evaluations() -> Iterator[list[Any]]:
     """Inside, the guarded distributions whose log density is asked for."""
-    before = _EVALUATIONS.distributions
+    outer_distributions = _RECORDING.distributions
     distributions: list[Any] = []
-    _EVALUATIONS.distributions = distributions
+    _RECORDING.distributions = distributions
     try:
         yield distributions
     finally:
-        _EVALUATIONS.distributions = before
+        _RECORDING.distributions = outer_distributions
 
 
 # -- distributions that know when they are impossible ------------------------------------------------------------------
@@ -100,23 +101,23 @@ class _Guarded(Distribution):
     """What the class of a distribution gets in front when it is made while a program runs."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        with _evaluating(self):
-            return log_prob(self, value, _plain(type(self)).log_prob)
+        with _recorded(self):
+            return log_prob(self, value, _plain_class(type(self)).log_prob)
 
     def sample(self, *args: _Shape, **kwargs: _Shape) -> Tensor:
         with _explained(self):
-            return _plain(type(self)).sample(self, *args, **kwargs)
+            return _plain_class(type(self)).sample(self, *args, **kwargs)
 
     def rsample(self, *args: _Shape, **kwargs: _Shape) -> Tensor:
         with _explained(self):
-            return _plain(type(self)).rsample(self, *args, **kwargs)
+            return _plain_class(type(self)).rsample(self, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return _new, (_plain(type(self)),), dict(self.__dict__)
+        return _new, (_plain_class(type(self)),), dict(self.__dict__)
 
 
 @functools.cache
-def _guarded(kind: Kind) -> Kind:
+def _guarded_class(kind: Kind) -> Kind:
     """The class ``kind`` with :class:`_Guarded` in front, under the same name."""
     names = {
         "__module__": kind.__module__,
@@ -126,7 +127,7 @@ def _guarded(kind: Kind) -> Kind:
     return type(kind)(kind.__name__, (_Guarded, kind), names)
 
 
-def _plain(kind: Kind) -> Kind:
+def _plain_class(kind: Kind) -> Kind:
     """The class that a guarded one was made from."""
     return kind.__bases__[1] if issubclass(kind, _Guarded) else kind
 
@@ -136,20 +137,20 @@ def _new(kind: Kind) -> Any:
 
     Pickles name this function, so it keeps its name.
     """
-    return object.__new__(_guarded(kind))
+    return object.__new__(_guarded_class(kind))
 
 
 def _guard(fn: Distribution) -> None:
     """Guard a distribution that has just been made; remember which parameters it was made from."""
     kind: Kind = type(fn)
     if not issubclass(kind, _Guarded):
-        fn.__class__ = _guarded(kind)
+        fn.__class__ = _guarded_class(kind)
     fn.__dict__["_given"] = _computed_from(fn)
 
 
 def kind_of(fn: Distribution) -> Kind:
     """The class of a distribution as the program knows it."""
-    return _plain(type(fn))
+    return _plain_class(type(fn))
 
 
 def guarded() -> contextlib.AbstractContextManager[None]:
@@ -176,33 +177,35 @@ def _explained(fn: Distribution) -> Iterator[None]:
 
 def log_prob(fn: Distribution, value: Tensor, evaluate: _LogProb) -> Tensor:
     """``evaluate(fn, value)``, −∞ with a gradient of zero where a parameter of ``fn`` is impossible."""
-    inside = possible(fn)
-    if inside is None:
+    is_possible = possible(fn)
+    if is_possible is None:
         return evaluate(fn, value)
     if _varies(fn):
         # where() alone keeps the value clean, but the gradient of what it drops is zero times infinity
-        value = _shield(value, inside, len(fn.event_shape))
-        fn = _shielded(fn, inside)
-    return torch.where(inside, evaluate(fn, value), -torch.inf)
+        value = _shield(value, is_possible, len(fn.event_shape))
+        fn = _shielded(fn, is_possible)
+    return torch.where(is_possible, evaluate(fn, value), -torch.inf)
 
 
 def possible(fn: Distribution) -> Tensor | None:
     """Where all parameters of ``fn`` lie in their supports, to broadcast with its batch shape; None: all must."""
     masks = [mask for _, _, mask in _checked_parameters(fn)]
-    for inner in _inner(fn):
+    for inner in _inner_distributions(fn):
         mask = possible(inner)
         if mask is not None:
             masks.append(mask.expand(inner.batch_shape))
     if not masks:
         return None
-    return functools.reduce(torch.logical_and, (_of_batch(mask, fn.batch_shape) for mask in masks))
+    return functools.reduce(
+        torch.logical_and, (_as_batch_mask(mask, fn.batch_shape) for mask in masks)
+    )
 
 
 def _varies(fn: Distribution) -> bool:
     """Whether the parameters that may be impossible are not the same at every point."""
     if any(depends(getattr(fn, name)) for name, _, _ in _checked_parameters(fn)):
         return True
-    return any(map(_varies, _inner(fn)))
+    return any(map(_varies, _inner_distributions(fn)))
 
 
 def impossible(fn: Distribution, site: str = "") -> list[Impossible]:
@@ -211,12 +214,14 @@ def impossible(fn: Distribution, site: str = "") -> list[Impossible]:
     for name, constraint, mask in _checked_parameters(fn):
         if not bool(mask.all()):
             places.append(Impossible(site, type(fn).__name__, name, words(constraint)))
-    for inner in () if places else _inner(fn):  # which may hold the same parameter by another name
+    if places:  # what is inside may hold the same parameter by another name
+        return places
+    for inner in _inner_distributions(fn):
         places += impossible(inner, site)
     return places
 
 
-class Bounded(NamedTuple):
+class BoundedParameter(NamedTuple):
     """A parameter of a site's distribution that has a bound, and the constraint that it must meet."""
 
     site: str
@@ -224,8 +229,11 @@ class Bounded(NamedTuple):
     constraint: Constraint
 
 
-def bounded_parameter(nodes: Mapping[str, Mapping[str, Any]], value: Tensor) -> Bounded | None:
+def bounded_parameter(
+    nodes: Mapping[str, Mapping[str, Any]], value: Tensor
+) -> BoundedParameter | None:
     """The first parameter with a lower bound that is the value itself, at any site; None where there is none."""
+    # a program hands the sampled tensor on as it is: what was computed of it lies elsewhere
     address = value.data_ptr()
     for name, node in nodes.items():
         fn = node.get("fn")
@@ -235,12 +243,12 @@ def bounded_parameter(nodes: Mapping[str, Mapping[str, Any]], value: Tensor) -> 
             continue
         supports = _parameter_supports(fn)
         for parameter in _given_parameters(fn):
-            given = getattr(fn, parameter, None)
+            tensor = getattr(fn, parameter, None)
             constraint = supports[parameter]
-            if not isinstance(given, Tensor) or not hasattr(constraint, "lower_bound"):
+            if not isinstance(tensor, Tensor) or not hasattr(constraint, "lower_bound"):
                 continue
-            if given.data_ptr() == address:
-                return Bounded(name, parameter, constraint)
+            if tensor.data_ptr() == address:
+                return BoundedParameter(name, parameter, constraint)
     return None
 
 
@@ -248,18 +256,18 @@ def words(constraint: Constraint) -> str:
     """What the constraint asks for, as it reads after "must be"."""
     if isinstance(constraint, constraints.independent):
         return words(constraint.base_constraint)
-    low = _bound(constraint, "lower_bound")
-    high = _bound(constraint, "upper_bound")
+    lower = _bound(constraint, "lower_bound")
+    upper = _bound(constraint, "upper_bound")
     if isinstance(constraint, constraints.greater_than):
-        return "positive" if low == "0" else f"greater than {low}"
+        return "positive" if lower == "0" else f"greater than {lower}"
     if isinstance(constraint, type(constraints.nonnegative_integer)):
-        return f"a whole number of {low} or more"
-    if low is not None and high is not None:
-        return f"between {low} and {high}"
-    if low is not None:
-        return f"{low} or more"
-    if high is not None:
-        return f"less than {high}"
+        return f"a whole number of {lower} or more"
+    if lower is not None and upper is not None:
+        return f"between {lower} and {upper}"
+    if lower is not None:
+        return f"{lower} or more"
+    if upper is not None:
+        return f"less than {upper}"
     name = type(constraint).__name__.strip("_")
     return _WORDS.get(name.lower(), f"in {name}")
 
@@ -308,7 +316,7 @@ def _given_parameters(fn: Distribution) -> tuple[str, ...]:
 
 def _computed_from(fn: Distribution) -> tuple[str, ...]:
     """The parameters that the distribution holds now: asked when it is made, before lazy ones are computed."""
-    required = _required_arguments(_plain(type(fn)))
+    required = _required_arguments(_plain_class(type(fn)))
     names = []
     for name in _parameter_supports(fn):
         is_lazy = isinstance(getattr(type(fn), name, None), lazy_property)
@@ -339,17 +347,17 @@ def _required_arguments(kind: Kind) -> frozenset[str]:
     return frozenset(name for name, option in options if option.default is option.empty)
 
 
-def _inner(fn: Distribution) -> list[Any]:
+def _inner_distributions(fn: Distribution) -> list[Any]:
     """The distributions that ``fn`` was given; those that it makes of its parameters hold the same ones again."""
     if (
         isinstance(fn, _SELECTING)
-        or _constructor_arguments(_plain(type(fn))) <= _parameter_supports(fn).keys()
+        or _constructor_arguments(_plain_class(type(fn))) <= _parameter_supports(fn).keys()
     ):
         return []
     return [member for member in fn.__dict__.values() if isinstance(member, Distribution)]
 
 
-def _of_batch(mask: Tensor, batch_shape: torch.Size) -> Tensor:
+def _as_batch_mask(mask: Tensor, batch_shape: torch.Size) -> Tensor:
     """A mask with further axes, of events or components, as one that broadcasts with the batch."""
     extra = mask.dim() - len(batch_shape)
     if extra > 0:
@@ -389,60 +397,60 @@ def _where_met(fn: Distribution, constraint: Constraint, value: Tensor) -> Tenso
         return None
 
 
-class _Bounded(Protocol):
+class _BoundedConstraint(Protocol):
     """A constraint between bounds, which a constraint from below alone lacks one of."""
 
     lower_bound: float | Tensor
     upper_bound: float | Tensor
 
 
-def _room(bound: float | Tensor) -> float | Tensor:
+def _rounding_of(bound: float | Tensor) -> float | Tensor:
     """What rounding may add to a bound."""
     size = bound.abs() if isinstance(bound, Tensor) else abs(bound)
-    return _ROUNDING * (size + 1)
+    return ROUNDING * (size + 1)
 
 
-def _above(constraint: _Bounded, value: Tensor) -> Tensor:
-    return value >= constraint.lower_bound - _room(constraint.lower_bound)
+def _is_at_least(constraint: _BoundedConstraint, value: Tensor) -> Tensor:
+    return value >= constraint.lower_bound - _rounding_of(constraint.lower_bound)
 
 
-def _between(constraint: _Bounded, value: Tensor) -> Tensor:
-    highest = constraint.upper_bound + _room(constraint.upper_bound)
-    return _above(constraint, value) & (value <= highest)
+def _is_between(constraint: _BoundedConstraint, value: Tensor) -> Tensor:
+    highest = constraint.upper_bound + _rounding_of(constraint.upper_bound)
+    return _is_at_least(constraint, value) & (value <= highest)
 
 
-def _half_open(constraint: _Bounded, value: Tensor) -> Tensor:
-    return _above(constraint, value) & (value < constraint.upper_bound)
+def _is_in_half_open(constraint: _BoundedConstraint, value: Tensor) -> Tensor:
+    return _is_at_least(constraint, value) & (value < constraint.upper_bound)
 
 
-def _whole(constraint: _Bounded, value: Tensor) -> Tensor:
-    return _above(constraint, value) & ((value - value.round()).abs() <= _room(value))
+def _is_whole(constraint: _BoundedConstraint, value: Tensor) -> Tensor:
+    return _is_at_least(constraint, value) & ((value - value.round()).abs() <= _rounding_of(value))
 
 
-def _probabilities(constraint: Constraint, value: Tensor) -> Tensor:
+def _is_simplex(constraint: Constraint, value: Tensor) -> Tensor:
     # each of the probabilities is rounded, and so is each sum of them
-    error = max(_ROUNDING, 4 * value.shape[-1] * torch.finfo(value.dtype).eps)
-    return (value >= -_ROUNDING).all(-1) & ((value.sum(-1) - 1).abs() <= error)
+    error = max(ROUNDING, 4 * value.shape[-1] * torch.finfo(value.dtype).eps)
+    return (value >= -ROUNDING).all(-1) & ((value.sum(-1) - 1).abs() <= error)
 
 
-def _increasing(constraint: Constraint, value: Tensor) -> Tensor:
+def _is_increasing(constraint: Constraint, value: Tensor) -> Tensor:
     return (value[..., 1:] >= value[..., :-1]).all(-1)  # two may be the same by rounding
 
 
 _RULES: dict[type, Callable[[Any, Tensor], Tensor]] = {
-    constraints.greater_than_eq: _above,
-    constraints.interval: _between,
-    constraints.half_open_interval: _half_open,
-    type(constraints.nonnegative_integer): _whole,
-    type(constraints.simplex): _probabilities,
-    type(ordered_vector): _increasing,
+    constraints.greater_than_eq: _is_at_least,
+    constraints.interval: _is_between,
+    constraints.half_open_interval: _is_in_half_open,
+    type(constraints.nonnegative_integer): _is_whole,
+    type(constraints.simplex): _is_simplex,
+    type(ordered_vector): _is_increasing,
 }
 
 
 def _is_symmetric(matrix: Tensor) -> Tensor:
     """Symmetric to half of the digits, measured by the largest element."""
-    allowed = torch.finfo(matrix.dtype).eps ** 0.5 * matrix.abs().amax((-2, -1))
-    return (matrix - matrix.mT).abs().amax((-2, -1)) <= allowed
+    tolerance = torch.finfo(matrix.dtype).eps ** 0.5 * matrix.abs().amax((-2, -1))
+    return (matrix - matrix.mT).abs().amax((-2, -1)) <= tolerance
 
 
 def _has_factor(fn: Distribution, matrix: Tensor) -> Tensor:
@@ -476,7 +484,7 @@ class _Masked(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: Tensor, inside: Tensor) -> Tensor:
+    def forward(value: Tensor, is_possible: Tensor) -> Tensor:
         return value.view_as(value)
 
     @staticmethod
@@ -486,22 +494,22 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
-        (inside,) = ctx.saved_tensors
-        return torch.where(inside, gradients[0], 0.0), None
+        (is_possible,) = ctx.saved_tensors
+        return torch.where(is_possible, gradients[0], 0.0), None
 
     @staticmethod
     def jvp(ctx: _Context, *tangents: Tensor) -> Tensor:
-        (inside,) = ctx.saved_tensors
-        return torch.where(inside, tangents[0], 0.0)
+        (is_possible,) = ctx.saved_tensors
+        return torch.where(is_possible, tangents[0], 0.0)
 
 
-def _shield(value: T, inside: Tensor, events: int) -> T:
-    """``value`` itself, of which nothing impossible gets a gradient; ``inside`` lacks its last ``events`` axes."""
+def _shield(value: _T, is_possible: Tensor, events: int) -> _T:
+    """``value`` itself, of which nothing impossible gets a gradient; ``is_possible`` lacks its last ``events`` axes."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    inside = inside.reshape(inside.shape + (1,) * events)
-    shape = torch.broadcast_shapes(value.shape, inside.shape)
-    return _Masked.apply(value.expand(shape), inside.expand(shape))
+    is_possible = is_possible.reshape(is_possible.shape + (1,) * events)
+    shape = torch.broadcast_shapes(value.shape, is_possible.shape)
+    return _Masked.apply(value.expand(shape), is_possible.expand(shape))
 
 
 def _unguarded(fn: Distribution) -> None:
@@ -516,16 +524,17 @@ def _can_be_made_anew(fn: Distribution, kind: Kind, names: Sequence[str]) -> boo
     return _required_arguments(kind) <= {*names} <= _constructor_arguments(kind) <= supports.keys()
 
 
-def _shielded(fn: Distribution, inside: Tensor) -> Any:
+def _shielded(fn: Distribution, is_possible: Tensor) -> Any:
     """The distribution as its class is without a guard, with :func:`_shield` around all that it computes from."""
     if isinstance(fn, _SELECTING):
         return fn
-    kind = _plain(type(fn))
+    kind = _plain_class(type(fn))
     names = _given_parameters(fn)
     # made anew, what it computes of its parameters at once is computed of shielded ones
     if _can_be_made_anew(fn, kind, names):
         parameters = {
-            name: _shielded_member(getattr(fn, name), inside, fn.batch_shape, {}) for name in names
+            name: _shielded_member(getattr(fn, name), is_possible, fn.batch_shape, {})
+            for name in names
         }
         # not where the class computes one parametrisation of another, and takes only one of them
         with distributions_born(_unguarded), contextlib.suppress(ValueError, TypeError):
@@ -533,13 +542,13 @@ def _shielded(fn: Distribution, inside: Tensor) -> Any:
     twin: Any = object.__new__(kind)
     transforms: dict[int, Transform] = {}
     for name, member in fn.__dict__.items():
-        twin.__dict__[name] = _shielded_member(member, inside, fn.batch_shape, transforms)
+        twin.__dict__[name] = _shielded_member(member, is_possible, fn.batch_shape, transforms)
     return twin
 
 
 def _shielded_member(
     member: Any,
-    inside: Tensor,
+    is_possible: Tensor,
     batch_shape: torch.Size,
     transforms: dict[int, Transform],
 ) -> Any:
@@ -549,18 +558,18 @@ def _shielded_member(
     """
     if isinstance(member, Tensor):
         if member.shape[: len(batch_shape)] == batch_shape:
-            return _shield(member, inside, member.dim() - len(batch_shape))
-        return _shield(member, inside.all(), member.dim())  # all points of the batch share it
+            return _shield(member, is_possible, member.dim() - len(batch_shape))
+        return _shield(member, is_possible.all(), member.dim())  # all points of the batch share it
     if isinstance(member, Distribution):
         extra = len(member.batch_shape) - len(batch_shape)
         if extra < 0:
-            return _shielded(member, inside.all())
-        return _shielded(member, inside.reshape(inside.shape + (1,) * extra))
+            return _shielded(member, is_possible.all())
+        return _shielded(member, is_possible.reshape(is_possible.shape + (1,) * extra))
     if isinstance(member, Transform) and not isinstance(member, torch.nn.Module):
-        return _shielded_transform(member, inside, batch_shape, transforms)
+        return _shielded_transform(member, is_possible, batch_shape, transforms)
     if type(member) in (list, tuple):
         elements = [
-            _shielded_member(element, inside, batch_shape, transforms) for element in member
+            _shielded_member(element, is_possible, batch_shape, transforms) for element in member
         ]
         return type(member)(elements)
     return member
@@ -568,7 +577,7 @@ def _shielded_member(
 
 def _shielded_transform(
     transform: Transform,
-    inside: Tensor,
+    is_possible: Tensor,
     batch_shape: torch.Size,
     transforms: dict[int, Transform],
 ) -> Transform:
@@ -577,5 +586,5 @@ def _shielded_transform(
         twin = copy.copy(transform)
         transforms[id(transform)] = twin
         for name, member in vars(transform).items():
-            twin.__dict__[name] = _shielded_member(member, inside, batch_shape, transforms)
+            twin.__dict__[name] = _shielded_member(member, is_possible, batch_shape, transforms)
     return transforms[id(transform)]

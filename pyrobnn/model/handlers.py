@@ -182,11 +182,11 @@ def all_rows(sizes: dict[str, int]) -> Iterator[None]:
 @contextlib.contextmanager
 def at_many_points() -> Iterator[None]:
     """The handler under which a program that is written for one point is run, or traced, for many."""
-    with _Factors(), WrittenOut():
+    with _CholeskyFactors(), WrittenOut():
         yield
 
 
-class _Factors(CallHandler):
+class _CholeskyFactors(CallHandler):
     """Cholesky factors that are NaN where the matrix is not positive definite, instead of an error.
 
     A covariance whose smallest eigenvalue is below the resolution of its dtype has no factor in it, at one point among

@@ -193,12 +193,13 @@ def epig(
         _log_probs(points, seed + 1),
         strict=True,
     )
-    for log_p, log_q in log_probs:
+    for log_p, log_p_target in log_probs:
         joint = log_p + log_p[:, chosen].sum(1, keepdim=True)
-        # weights of the draws, given the target
-        p = joint.softmax(0)
-        q = log_q.softmax(0)
-        score += (p.T @ q * len(p)).clamp_min(1e-300).log().mean(1)
+        # weights of the draws, given the simulated value there
+        weights_by_candidate = joint.softmax(0)
+        weights_by_target = log_p_target.softmax(0)
+        ratio = weights_by_candidate.T @ weights_by_target * len(joint)
+        score += ratio.clamp_min(1e-300).log().mean(1)
     return score / (num_chains * num_thinned)
 
 

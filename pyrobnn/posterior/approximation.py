@@ -38,7 +38,7 @@ _Restore = Callable[[Any, Density, str, Mapping[str, Tensor]], Any]
 #: family that is more than a distribution over the flat vector → (posterior without approximation, layout of its latent
 #: sites with point parameters at their fitted values, family, its tensors) ↦ the posterior with what belongs to it
 RESTORERS: dict[str, _Restore] = {}
-#: what `Posterior.update` and `remove` do, by name; :mod:`pyrobnn.inference.update` adds them
+#: what `Posterior.update`, `remove` and `refine` do, by name; :mod:`pyrobnn.inference.update` and ``refine`` add them
 CHANGES: dict[str, Callable[..., Any]] = {}
 
 
@@ -282,17 +282,28 @@ def is_stored_once(value: Tensor) -> bool:
     )
 
 
+def is_same_in_all_draws(value: Tensor, num_axes: int = 2) -> bool:
+    """Whether all draws of a site have one value; the first ``num_axes`` axes, chain and draw, are those of the draws.
+
+    Unlike :func:`is_stored_once` it compares values that are stored for each draw.
+    """
+    if not any(value.stride()[:num_axes]):
+        return True
+    one_draw = value[(slice(1),) * num_axes]
+    return torch.equal(value, one_draw.expand_as(value))
+
+
 def _log_joint_beside(
     density: Density, held: Mapping[str, Tensor], moving: Mapping[str, Tensor]
 ) -> Tensor:
     """Log joint (draw,) of a net, of draws of some sites beside the values of the others."""
     x, y = density.args
-    size = max(1, CHUNK_SCALARS // (DRAWS_AT_ONCE * widest_layer(cast(BNN, density.owner), x)))
+    rows_at_once = _rows_at_once(cast(BNN, density.owner), x)
     total: Tensor | None = None
     log_prior: Tensor | None = None
-    for rows, targets in zip(x.split(size), y.split(size), strict=True):
+    for rows, targets in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):
         log_prior, likelihood = at_each(
-            lambda values: density.parts_at({**held, **values}, rows, targets),  # noqa: B023
+            lambda values: density.log_parts_at({**held, **values}, rows, targets),  # noqa: B023
             dict(moving),
             at_once=DRAWS_AT_ONCE,
         )
@@ -307,12 +318,19 @@ def _log_joint(density: Density, z: Tensor) -> Tensor:
     if density.owner is None:
         return torch.func.vmap(lambda point: density.log_joint(point, jacobian=False))(z)
     x, y = density.args
-    size = max(1, CHUNK_SCALARS // (DRAWS_AT_ONCE * widest_layer(density.owner, x)))
+    rows_at_once = _rows_at_once(density.owner, x)
     log_parts = torch.func.vmap(density.log_parts, in_dims=(0, None, None))
-    parts = [(len(px), *log_parts(z, px, py)) for px, py in zip(x.split(size), y.split(size))]
-    log_prior = parts[-1][1]
+    pieces = zip(x.split(rows_at_once), y.split(rows_at_once))
+    parts = [(len(rows), *log_parts(z, rows, targets)) for rows, targets in pieces]
+    # every piece has the same log prior
+    _, log_prior, _ = parts[-1]
     # the program scales the likelihood of its rows to all of them
-    return log_prior + sum(likelihood * (rows / len(x)) for rows, _, likelihood in parts)
+    return log_prior + sum(likelihood * (num_rows / len(x)) for num_rows, _, likelihood in parts)
+
+
+def _rows_at_once(model: BNN, x: Tensor) -> int:
+    """Rows whose log likelihoods under a batch of draws are computed together."""
+    return max(1, CHUNK_SCALARS // (DRAWS_AT_ONCE * widest_layer(model, x)))
 
 
 def density_of(

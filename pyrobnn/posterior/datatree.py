@@ -1,4 +1,4 @@
-"""From a posterior to an ArviZ ``xarray.DataTree``: the one place that knows both vocabularies.
+"""From a posterior to an ArviZ ``xarray.DataTree``; of a plain program by :mod:`~pyrobnn.posterior.program_tree`.
 
 Everything about the data is in the units of the data, also where the model standardises. ``f`` is the mean function for
 regression and the logits for classification.
@@ -19,6 +19,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyrobnn.core import groups as group
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior.arrays import MAX_PAIRS, few_draws, sample_dataset, site_dataset, to_numpy
@@ -37,6 +38,8 @@ from pyrobnn.posterior.program_tree import log_densities_by_site
 #: draws by which the linearised net is compared with the net itself, and roundings of a value that are no difference
 _LINEARIZED_DRAWS = 100
 _ROUNDINGS = 8.0
+#: (draws × points) whose log likelihoods are computed together
+_PAIRS_AT_ONCE = 4_000_000
 MOMENTS = ("mean", "aleatoric_var", "epistemic_var")
 
 #: also a function: ``to_datatree(posterior, x, y)``
@@ -63,9 +66,9 @@ def network_groups(
     groups = {}
     if y is not None:
         groups = _data_groups(posterior, x, y, seed)
-        moved = _moved(posterior, x, y, probe_x, kinds)
-        if moved is not None:
-            groups[group.MOVED] = moved
+        moved_group = _moved_group(posterior, x, y, probe_x, kinds)
+        if moved_group is not None:
+            groups[group.MOVED] = moved_group
     groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
     if posterior.meta.get("settings", {}).get("predictive") == "linearized":
         at_probes = linearization_error(posterior, probe_x)
@@ -74,18 +77,23 @@ def network_groups(
     return groups | _grid_group(posterior, x, grid, true_function)
 
 
-def _moved(
+def _moved_group(
     posterior: Posterior,
     x: Tensor,
     y: Tensor,
     probe_x: Tensor,
     kinds: list[str],
 ) -> xr.Dataset | None:
-    """The function of draws beside that of the posterior that Hamiltonian moves lead them to."""
+    """The group ``MOVED``, of one of two schemas; None where the draws cannot be moved.
+
+    Of several independent draws it is that of :func:`function_beside_posterior`: their function beside that of short
+    chains which began at them. Of chains, and where short ones are too dear, it is that of
+    :func:`moved_functions`: the function of thinned draws before and after they are moved.
+    """
     independent = posterior.meta.get("kind") == "independent"
     if independent and posterior.num_chains * posterior.num_draws > 1:
-        chosen = probe_x[[kind == "user" for kind in kinds]]
-        beside = function_beside_posterior(posterior, x, y, chosen)
+        user_probes = probe_x[[kind == "user" for kind in kinds]]
+        beside = function_beside_posterior(posterior, x, y, user_probes)
         if beside is not None:
             return beside
     return moved_functions(posterior, x, y, probe_x)
@@ -148,8 +156,8 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
         site.log_prob(posterior.draws[name]) for name, site in posterior.model.priors.items()
     )
     x = torch.as_tensor(x)
-    size = max(1, 4_000_000 // (posterior.num_chains * posterior.num_draws))  # points at once
-    pieces = zip(x.split(size), torch.as_tensor(y).split(size))
+    points_at_once = max(1, _PAIRS_AT_ONCE // (posterior.num_chains * posterior.num_draws))
+    pieces = zip(x.split(points_at_once), torch.as_tensor(y).split(points_at_once))
     return prior, torch.cat([posterior.predict(px).log_prob_draws(py) for px, py in pieces], -1)
 
 
@@ -249,7 +257,7 @@ def _grid_group(
     prediction = posterior.predict(grid)
     point = ("grid_point", "output")
     functions = prediction.f.flatten(0, 1)
-    keep = torch.linspace(0, len(functions) - 1, min(30, len(functions))).round().long()
+    keep = evenly_spaced(len(functions), min(30, len(functions)))
     variables = {
         "x": (("grid_point", "feature"), to_numpy(grid)),
         "f_draws": (("grid_draw", *point), to_numpy(functions[keep])),
@@ -304,11 +312,13 @@ def _replicates(
 ) -> dict[str, Any]:
     """New outcomes as they would have been seen where ``y`` was: one of each draw, and several where draws are few."""
     total = posterior.num_chains * posterior.num_draws
-    cut = prediction.likelihood.targets.as_observed
-    replicates = {"y": _targets(cut(prediction.sample(seed=seed), y), *group.SAMPLE_DIMS, point)}
+    as_observed = prediction.likelihood.targets.as_observed
+    one_each = as_observed(prediction.sample(seed=seed), y)
+    replicates = {"y": _targets(one_each, *group.SAMPLE_DIMS, point)}
     if total < least_replicates:
-        drawn = cut(prediction.sample(seed=seed, per_draw=math.ceil(least_replicates / total)), y)
-        replicates["y_sample"] = _targets(drawn.flatten(0, 1), group.REPLICATE, point)
+        per_draw = math.ceil(least_replicates / total)
+        several_each = as_observed(prediction.sample(seed=seed, per_draw=per_draw), y)
+        replicates["y_sample"] = _targets(several_each.flatten(0, 1), group.REPLICATE, point)
     return replicates
 
 

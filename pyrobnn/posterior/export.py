@@ -19,6 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.files import written_whole
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.private import trace_rows
 from pyrobnn.model import BNN
 from pyrobnn.model.gradient import reverse_only
@@ -156,7 +157,7 @@ def probes(contents: Contents) -> Tensor:
     """
     if contents.x is not None:
         count = min(NUM_PROBES, len(contents.x))
-        rows = torch.linspace(0, len(contents.x) - 1, max(count, 2)).round().long()
+        rows = evenly_spaced(len(contents.x), max(count, 2))
         return contents.x.detach().cpu()[rows]
     shape = (NUM_PROBES, *contents.posterior.meta["input_shape"])
     generator = torch.Generator().manual_seed(0)
@@ -174,7 +175,7 @@ def probes(contents: Contents) -> Tensor:
 
 
 def _program(contents: Contents, onnx: bool) -> PredictiveProgram:
-    """ONNX Runtime has the distribution function of a normal in float32 alone."""
+    """The program of the thinned draws; for ONNX Runtime, which has the function erf in float32 alone, in float32."""
     thinned = contents.thinned
     bnn = thinned.bnn.to(torch.device("cpu"))
     return PredictiveProgram(
@@ -203,6 +204,7 @@ def _exported(program: PredictiveProgram, x: Tensor) -> ExportedProgram:
         # torch's tracer raises errors of many kinds
         except Exception as error:
             failure = error
+        # the ways of evaluation differ only where draws of the net do
         if not program.draws_vary:
             break
     reason = str(failure).strip().partition("\n")[0] or type(failure).__name__
@@ -261,6 +263,7 @@ def _thinning(contents: Contents, x: Tensor) -> dict[str, Any]:
     used = contents.thinned.num_chains * contents.thinned.num_draws
     record: dict[str, Any] = {"draws": used, "of": total, "rows": len(x)}
     prediction = contents.posterior.predict(x)
+    # `thin` to as many: the moments of these draws, as the file has them, in place of exact ones
     thinned = contents.thinned.predict(x).thin(used)
     if prediction.likelihood.targets.classes:
         difference = (thinned.probs - prediction.probs).abs().max()

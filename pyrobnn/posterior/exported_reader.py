@@ -45,10 +45,10 @@ class Exported:
             self.meta = json.loads(read("extra/pyrobnn.json"))
             program = json.loads(read("extra/program.json"))
             layouts = {}
-            for folder, kind in (("weights", "weights"), ("constants", "constants")):
-                config = json.loads(read(f"data/{folder}/model_{kind}_config.json"))["config"]
+            for kind in ("weights", "constants"):
+                config = json.loads(read(f"data/{kind}/model_{kind}_config.json"))["config"]
                 for name, entry in config.items():
-                    layouts[name] = (f"data/{folder}/{entry['path_name']}", entry["tensor_meta"])
+                    layouts[name] = (f"data/{kind}/{entry['path_name']}", entry["tensor_meta"])
             self._values = {
                 node: _tensor(read(layouts[name][0]), dtype, layouts[name][1])
                 for node, (name, dtype) in program["tensors"].items()

@@ -33,7 +33,7 @@ _CHANGE = 1e-4
 
 
 class Steps(NamedTuple):
-    """Mean and sd (value,) of each value of an event given those before it, at one draw, and its standard error."""
+    """Each value of an event given those before it, at one draw: mean, sd and standardised residual, (value,) each."""
 
     mean: Tensor
     sd: Tensor
@@ -102,12 +102,12 @@ def _averages(density: Density, z: Tensor, sites: Sequence[str]) -> dict[str, Te
 def _is_gaussian(node: Node) -> bool:
     """Whether the event of a site is Gaussian, and small enough: its precision is the same at another value."""
     law = elementwise(node["fn"])
-    size = node["value"].numel()
+    num_values = node["value"].numel()
     if is_masked(node) or not node["value"].is_floating_point():
         return False
     if isinstance(law, dist.MultivariateNormal):
-        return size <= MOST_VALUES
-    if size > MOST_DIFFERENTIATED:
+        return num_values <= MOST_VALUES
+    if num_values > MOST_DIFFERENTIATED:
         return False
     try:
         quadratic = _quadratic(node["fn"], node["value"])
@@ -135,11 +135,11 @@ def _quadratic(fn: Distribution, value: Tensor) -> Quadratic:
 
     A Gaussian's gradient is linear, so that differences of any length are exact.
     """
-    size = value.numel()
+    num_values = value.numel()
     flat = value.reshape(-1)
     step = flat.std().clamp_min(1e-3)
-    along_axes = step * torch.eye(size).to(flat)
-    elsewhere = step * torch.cos(torch.arange(size)).to(flat)
+    along_axes = step * torch.eye(num_values).to(flat)
+    elsewhere = step * torch.cos(torch.arange(num_values)).to(flat)
     offsets = torch.cat([torch.zeros_like(flat)[None], along_axes, elsewhere[None]])
     gradients = _gradients(fn, flat + offsets, value.shape)
     gradient = gradients[0]

@@ -18,12 +18,19 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_number, check_type
 from pyrobnn.core.option_names import options_explained
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import kept
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import at_each
-from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats, is_stored_once
+from pyrobnn.posterior.approximation import (
+    CHANGES,
+    Approximation,
+    SampleStats,
+    is_same_in_all_draws,
+    is_stored_once,
+)
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
 from pyrobnn.posterior.ranges import InputRange
@@ -148,7 +155,7 @@ class Posterior:
         check_count("num_draws", num_draws)
         if num_draws >= self.num_draws:
             return self
-        keep = torch.linspace(0, self.num_draws - 1, num_draws).round().long()
+        keep = evenly_spaced(self.num_draws, num_draws)
 
         def thinned(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {
@@ -268,12 +275,14 @@ class Posterior:
         model, forward, x = self._varying_network(self.inputs(x))
         params = {n: v for n, v in self.stacked().items() if n.startswith(NET)}
         # values that all draws share take no memory of their own
-        size = max(1, sum(value[0].numel() for value in params.values() if value.stride(0)))
+        varying = [value for value in params.values() if value.stride(0)]
+        scalars_per_draw = max(1, sum(value[0].numel() for value in varying))
         total = self.num_chains * self.num_draws
         # a piece is never less than one point and one draw, however wide the layers are
         widest = max(widest_layer(model, x), 1) if total * len(x) > 1 else 1
         points_at_once = max(1, min(len(x), CHUNK_SCALARS // widest))
-        draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, size)))
+        scalars_at_once = max(widest * points_at_once, scalars_per_draw)
+        draws_at_once = max(1, min(total, CHUNK_SCALARS // scalars_at_once))
 
         def outputs(piece: Tensor) -> Tensor:
             if total == 1:
@@ -300,7 +309,7 @@ class Posterior:
             features = split_net.features(x)
             head = split_net.head
             return head, head.forward, features
-        # a linearised net has a head and features of its own
+        # `Linearized` and `SubsetNetwork` (inference/curvature/linearized.py) have a head and features of their own
         if hasattr(self.network, "head"):
             network = cast(Any, self.network)
             return network.model, network.head, network.features(x)
@@ -320,7 +329,7 @@ class Posterior:
     def _shared(self, params: Mapping[str, Tensor]) -> list[str]:
         """The point parameters among ``params``, if each of them is the same in all draws; else none."""
         points = [name for name in self.meta.get("point_sites", ()) if name in params]
-        return points if all(_is_shared(params[name]) for name in points) else []
+        return points if all(is_same_in_all_draws(params[name]) for name in points) else []
 
     @options_explained
     def to_datatree(
@@ -582,12 +591,12 @@ class Posterior:
     def _left_out(self, row: int, seed: int) -> tuple[float, float | None, DataTree]:
         """The log density of a row given the others, in the units of the data, its error, and the row's tree so."""
         posterior = self.remove(row, seed=seed)
-        volume = 0.0
+        log_volume = 0.0
         rows = cast(Rows, self.rows).at(torch.tensor([row]))
         if isinstance(self.model, BNN) and self.model.units is not None:
             targets = self.model.likelihood.targets
-            volume = float(targets.log_volume(rows.y.reshape(1, -1), self.model.units[1]))
-        log_density = -posterior.meta["log_evidence_added"] - volume
+            log_volume = float(targets.log_volume(rows.y.reshape(1, -1), self.model.units[1]))
+        log_density = -posterior.meta["log_evidence_added"] - log_volume
         tree = posterior.to_datatree(
             rows.x,
             rows.y,
@@ -727,7 +736,7 @@ class Posterior:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # it names functions of pyrobnn.inference.update, so that unpickling imports that module, which fills it
+        # a reference to functions of pyrobnn.inference.update: unpickling imports that module, which fills CHANGES anew
         return self.__dict__ | {"rows": None, "_changes": CHANGES}
 
     def __copy__(self) -> Posterior:
@@ -743,8 +752,3 @@ class Posterior:
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"
         return f"Posterior({self.meta.get('method', '?')}, {size}, {len(self.draws)} sites)"
-
-
-def _is_shared(value: Tensor) -> bool:
-    """Whether a parameter (chain, draw, …) is the same in all draws."""
-    return not any(value.stride()[:2]) or torch.equal(value, value[:1, :1].expand_as(value))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import drawn, generator
 from pyrobnn.model import BNN
 from pyrobnn.model.likelihoods.base import Likelihood
@@ -85,7 +86,7 @@ class Prediction:
 
     @cached_property
     def _mean_variance(self) -> tuple[Tensor, Tensor]:
-        self._need(classes=False)
+        self._require_kind(classes=False)
         return self.likelihood.mean_variance(self.standard_f, self.params)
 
     def _in_y(self, values: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ class Prediction:
         """Predictive mean (point, out); for Bernoulli the probability of 1."""
         if self.task == "bernoulli":
             return self.probs
-        self._need(classes=False)
+        self._require_kind(classes=False)
         if self._moments is not None and self.likelihood.targets.linear_mean:
             return self._in_y(self._moments[0])
         return _mean(self.loc)
@@ -109,7 +110,7 @@ class Prediction:
     @property
     def epistemic_var(self) -> Tensor:
         """Variance of the mean over draws, Var[μ] (point, out); exactly 0 for a single draw."""
-        self._need(classes=False)
+        self._require_kind(classes=False)
         if self._moments is not None and self.likelihood.targets.linear_mean:
             return self._moments[1] * self._y_scale**2
         return self.loc.double().flatten(0, 1).var(0, correction=0).to(self.f.dtype)
@@ -123,7 +124,7 @@ class Prediction:
         """Of at most ``num_draws`` draws of all chains, evenly spaced, joined to one chain, without exact moments."""
         check_count("num_draws", num_draws)
         total = self.f.shape[0] * self.f.shape[1]
-        keep = torch.linspace(0, total - 1, min(num_draws, total)).round().long()
+        keep = evenly_spaced(total, min(num_draws, total))
         f = self.standard_f.flatten(0, 1)[keep][None]
         params = {name: value.flatten(0, 1)[keep][None] for name, value in self.params.items()}
         return Prediction(
@@ -148,7 +149,7 @@ class Prediction:
         Raises:
             ValueError: q outside (0, 1).
         """
-        self._need(classes=False)
+        self._require_kind(classes=False)
         levels = as_tensor("q", q).to(self.f.device, torch.float64)
         if not levels.numel() or not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
@@ -168,11 +169,11 @@ class Prediction:
         from scipy.optimize import elementwise
 
         y = _mean(self._mean_variance[0].double()).nan_to_num(0.0, 0.0, 0.0).flatten().cpu().numpy()
-        num = self.standard_f[..., 0, 0].numel()
-        whole = self.likelihood.targets.kind == "count"
+        num_draws = self.standard_f[..., 0, 0].numel()
+        is_count = self.likelihood.targets.kind == "count"
         reach = 1.0
         cells = np.arange(len(y))
-        strides = (num // 128, 1) if num >= 256 else (1,)
+        strides = (num_draws // 128, 1) if num_draws >= 256 else (1,)
         for stride in strides:
             excess = partial(self._excess, level=level, stride=stride)
             bracket = elementwise.bracket_root(
@@ -187,11 +188,12 @@ class Prediction:
                 bracket,
                 args=(cells,),
                 # steps of a count are told apart, and stepped over where F is q exactly
-                tolerances={"xatol": 0.1} if whole else {"fatol": tolerance},
+                tolerances={"xatol": 0.1} if is_count else {"fatol": tolerance},
             )
             y = np.asarray(root.x)
-            reach = 1.0 if whole else 0.1
-        if whole:
+            reach = 1.0 if is_count else 0.1
+        if is_count:
+            # by the excess over all draws: the last stride is one
             y = _least_count(y, lambda counts: excess(counts, cells))
         return torch.from_numpy(y).to(self.f.device)
 
@@ -211,8 +213,8 @@ class Prediction:
 
         Of counts at the whole number below. ``cells`` are positions in the flattened (point, out).
         """
-        whole = self.likelihood.targets.kind == "count"
-        return self._below(np.floor(at) if whole else at, cells, stride) - level
+        is_count = self.likelihood.targets.kind == "count"
+        return self._below(np.floor(at) if is_count else at, cells, stride) - level
 
     def _below(
         self,
@@ -238,7 +240,7 @@ class Prediction:
     @property
     def probs(self) -> Tensor:
         """Class probabilities averaged over draws, (point, class); Bernoulli: probability of 1, (point, out)."""
-        self._need(classes=True)
+        self._require_kind(classes=True)
         return _mean(self.likelihood.probs(self.f, self.params))
 
     @property
@@ -249,7 +251,7 @@ class Prediction:
     @property
     def aleatoric_entropy(self) -> Tensor:
         """Average entropy of the draws in nats, (point,)."""
-        self._need(classes=True)
+        self._require_kind(classes=True)
         return _mean(self._entropy(self.likelihood.probs(self.f, self.params)))
 
     @property
@@ -317,6 +319,7 @@ class Prediction:
         return self.standard_f.double(), params
 
     def _target(self, y: Tensor) -> Tensor:
+        """Targets as the likelihood takes them, in float64 and in the units of the data; ValueError of other rows."""
         y = self.likelihood.targets.read(y).to(self.standard_f.device)
         points, width = self.standard_f.shape[-2:]
         y = self.likelihood.target(y, width, torch.float64)
@@ -325,6 +328,7 @@ class Prediction:
         return y
 
     def _standard(self, y: Tensor) -> Tensor:
+        """Targets in the units of the program."""
         targets = self.likelihood.targets
         return y if targets.measured is None else targets.in_units(y, self._y_mean, self._y_scale)
 
@@ -345,7 +349,8 @@ class Prediction:
         values = drawn(draw, seed, self.f.device)
         return values if targets.measured is None else self._in_y(values)
 
-    def _need(self, classes: bool) -> None:
+    def _require_kind(self, classes: bool) -> None:
+        """AttributeError unless this is a prediction of classes, or of numbers."""
         if self.likelihood.targets.classes != classes:
             use = "mean, aleatoric_var and epistemic_var" if classes else "probs and the entropies"
             raise AttributeError(f"this is the prediction of a {self.task} likelihood: use {use}")
@@ -360,6 +365,7 @@ def _unit(value: float | Tensor, device: torch.device) -> float | Tensor:
 
 
 def _mean(values: Tensor) -> Tensor:
+    """The mean over draws of values (chain, draw, …), (…)."""
     return values.flatten(0, 1).mean(0)
 
 

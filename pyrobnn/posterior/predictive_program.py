@@ -17,6 +17,7 @@ from pyrobnn.model.architectures import Exposed
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.catalogue import CensoredNormal
 from pyrobnn.model.likelihoods.modes_and_bounds import MixtureDensity
+from pyrobnn.posterior.approximation import is_same_in_all_draws
 from pyrobnn.posterior.batching import WithBatchingRules
 from pyrobnn.posterior.ranges import InputRange
 
@@ -67,7 +68,11 @@ class PredictiveProgram(nn.Module):
         self._wide = wide
         self._levels = levels
         self._standard_quantiles = [NormalDist().inv_cdf(level) for level in levels]
-        self._varying = [site for site, value in draws.items() if not _is_constant(value)]
+        self._varying = [
+            site
+            for site, value in draws.items()
+            if len(value) > 1 and not is_same_in_all_draws(value, num_axes=1)
+        ]
         self._count = max((len(draws[site]) for site in self._varying), default=1)
         self._has_input_units = bnn.standardizer is not None
         self._has_units = bnn.units is not None
@@ -276,13 +281,6 @@ def _components(likelihood: Likelihood, f: Tensor, params: Mapping[str, Tensor])
 def _as_components(values: Tensor) -> Tensor:
     """Values (draw, N, out, K) of the components of a mixture at every draw, as (K·draw, N, out)."""
     return values.movedim(-1, 0).flatten(0, 1)
-
-
-def _is_constant(draws: Tensor) -> bool:
-    """Whether all draws (draw, …) are the same."""
-    if len(draws) == 1 or not draws.stride(0):
-        return True
-    return torch.equal(draws, draws[:1].expand_as(draws))
 
 
 def _entropy(probs: Tensor, labels: bool) -> Tensor:

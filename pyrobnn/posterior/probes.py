@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.matrices import power_iteration
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator
 
 #: inputs of a region, and by how much the box of the data is widened
@@ -24,7 +25,7 @@ def probes(x: Tensor) -> tuple[Tensor, list[str]]:
         structured inputs have train probes only.
     """
     order = _along_spread(x)
-    train = x[order[torch.linspace(0, len(x) - 1, min(10, len(x))).round().long().unique()]]
+    train = x[order[_evenly(len(x), 10)]]
     if x.dim() != 2 or not x.is_floating_point() or len(x) < 3:
         return train, ["train"] * len(train)
     ordered = x[order]
@@ -76,7 +77,7 @@ def probes_by_region(x: Tensor) -> tuple[Tensor, list[str]]:
 
 def _evenly(length: int, count: int) -> Tensor:
     """At most ``count`` positions, evenly spread."""
-    return torch.linspace(0, length - 1, min(count, length)).round().long().unique()
+    return evenly_spaced(length, min(count, length)).unique()
 
 
 def _along_spread(x: Tensor) -> Tensor:

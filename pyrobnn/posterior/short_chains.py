@@ -19,11 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import Gradient, at_each, batched_gradient
 from pyrobnn.model.likelihoods.base import identified
+from pyrobnn.posterior.marginal_last_layer import LastLayer
 from pyrobnn.posterior.prediction import widest_layer
 
 #: acceptance rate that the step size is tuned to
@@ -53,13 +55,15 @@ _DRIFT = 0.25, 0.2
 _MEMORY = 0.5
 #: transitions that a window of two halves has at least
 _LEAST_TRANSITIONS = 4
-#: what B / W may be at convergence, beyond the inverse of the chains of a group, which is chance (Margossian et al.,
-#: section 4)
+#: B / W allowed at convergence beyond 1 / (chains of a group), which chance alone makes (Margossian et al., section 4)
 _CHANCE = 0.04
 #: transitions after which the chains are first judged, by the later half of their transitions
 _FIRST_CHECK = 16
-#: effective sample size of the window that chains which have arrived need
-_MIN_ESS = 400.0
+#: transitions until the next look, as a multiple of those until this one
+_NEXT_CHECK = 1.125
+#: effective sample size of the window that chains which have arrived need, by the smallest of its estimates: of twenty
+#: quantities whose true size is 400 that has the median 280 where there are 64 chains
+_MIN_ESS = 280.0
 #: sds of the log density by which groups from elsewhere lie so far below the others that they are left out
 _BELOW = 3.0
 
@@ -227,9 +231,9 @@ def _curvature(
     return curvature.clamp(min=float(positive.quantile(0.1)))
 
 
-def traced_gradient(density: Density, z: Tensor) -> Gradient:
-    """Gradient and value of the log joint at positions like ``z`` (chain, dim): its Python has run once."""
-    gradient, why_not_batched = batched_gradient(density.log_joint, z[:2])
+def traced_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> Gradient:
+    """Gradient and value of a log density at positions like ``z`` (chain, dim): its Python has run once."""
+    gradient, why_not_batched = batched_gradient(log_density, z[:2])
     if why_not_batched:
         return gradient
     step = compiled(
@@ -267,8 +271,7 @@ def starts_elsewhere(
 
 def evenly(z: Tensor, count: int) -> Tensor:
     """``count`` of the positions (draw, dim), evenly spread over them; all, repeated, where there are fewer."""
-    index = torch.linspace(0, len(z) - 1, count)
-    return z[index.round().long().to(z.device)]
+    return z[evenly_spaced(len(z), count).to(z.device)]
 
 
 def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
@@ -276,15 +279,22 @@ def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
     widest = 1
     if density.owner is not None:
         widest = widest_layer(density.owner, density.args[0][:2])
-    return 2.5e-3 + num_chains * rows * (1e-8 * widest + 1e-9 * density.dim)
+    seconds = 2.5e-3 + num_chains * rows * (1e-8 * widest + 1e-9 * density.dim)
+    last_layer = LastLayer.of(density)
+    if last_layer is not None:
+        seconds += 8e-11 * num_chains * last_layer.num_operations(rows)
+    return seconds
 
 
 def chains_per_group(density: Density, rows: int, num_groups: int) -> int:
     """Chains of a group: sixteen where a leapfrog of all of them is cheap, down to four."""
-    size = 16
-    while size > 4 and seconds_per_leapfrog(density, rows, num_groups * size) > _CHEAP_SECONDS:
-        size //= 2
-    return size
+    num_chains = 16
+    while (
+        num_chains > 4
+        and seconds_per_leapfrog(density, rows, num_groups * num_chains) > _CHEAP_SECONDS
+    ):
+        num_chains //= 2
+    return num_chains
 
 
 class Arrival(NamedTuple):
@@ -305,13 +315,13 @@ class Arrival(NamedTuple):
     limit: float
 
     @property
-    def arrived(self) -> bool:
+    def is_converged(self) -> bool:
         """Whether the groups agree, and nothing drifts."""
         steady = self.shift <= _DRIFT[0] and self.log_ratio <= _DRIFT[1]
         return steady and self.memory <= _MEMORY and self.nested_rhat <= self.limit
 
 
-#: that of chains about which nothing is known
+#: the arrival of chains about which nothing is known
 NOWHERE = Arrival(math.inf, math.inf, math.inf, 1.0, 1.0)
 
 
@@ -395,6 +405,9 @@ Quantities = Callable[[Visit], np.ndarray]
 class Groups:
     """Groups of chains, each begun at one point, on their way to a posterior, and how far they have come.
 
+    Of a net whose last layer can be integrated out, the chains are of all else, and it is drawn at every visit
+    (:class:`~pyrobnn.posterior.marginal_last_layer.LastLayer`).
+
     Args:
         density: of the posterior.
         starts: where the groups begin (group, dim), those from elsewhere last.
@@ -416,61 +429,91 @@ class Groups:
         self.size = size
         self.is_elsewhere = torch.arange(len(starts)) >= len(starts) - num_elsewhere
         self.kept = torch.ones(len(starts), dtype=torch.bool)
+        self.last_layer = LastLayer.of(density)
+        log_density: Callable[[Tensor], Tensor] = density.log_joint
+        if self.last_layer is not None:
+            starts = starts[:, self.last_layer.others]
+            log_density = self.last_layer.log_density
         z = starts.repeat_interleave(size, 0).contiguous()
         self.random = generator(seed)
-        self.gradient = traced_gradient(density, z)
+        self.gradient = traced_gradient(log_density, z)
         self.chains = ShortChains.begin(self.gradient, z, self.random)
+        self.visits: list[Visit] = []
         self.arrival = NOWHERE
         self.ess = 0.0
         self.arrived = False
+        self._steady_since: int | None = None
         self._quantities = quantities
         self._values: list[np.ndarray] = []
 
     def run(self, spent: Callable[[ShortChains], float]) -> None:
         """Move the chains until they have arrived or all of a budget is spent; ``spent`` is its share so far."""
-        check = _FIRST_CHECK
-        share = 0.0
-        while not self.arrived and share < 1.0:
+        next_check = _FIRST_CHECK
+        share_spent = 0.0
+        while not self.arrived and share_spent < 1.0:
             self.chains = self.chains.transition(self.gradient, self.random)
-            share = spent(self.chains)
-            if len(self.chains.visits) >= check or share >= 1.0:
-                check = math.ceil(1.25 * len(self.chains.visits))
-                self._look(may_leave_out=share >= 0.5)
+            self.visits.append(self._completed(self.chains.visits[-1]))
+            share_spent = spent(self.chains)
+            if len(self.chains.visits) >= next_check or share_spent >= 1.0:
+                next_check = math.ceil(_NEXT_CHECK * len(self.chains.visits))
+                self._check_progress(may_leave_out=share_spent >= 0.5)
 
     @property
     def window(self) -> tuple[Visit, ...]:
-        """The later half of the transitions: what is judged, and handed over."""
-        visits = self.chains.visits
-        return visits[len(visits) // 2 :]
+        """What is judged, and handed over: the later half of the transitions.
+
+        Where too few draws are all that is lacking, the half that was judged and all that came since.
+        """
+        return tuple(self.visits[self._begin() :])
+
+    def _begin(self) -> int:
+        """The transitions before the window."""
+        half = len(self.visits) // 2
+        return half if self._steady_since is None else min(half, self._steady_since)
+
+    def _completed(self, visit: Visit) -> Visit:
+        """A visit of the chains with all sites, and their log joint density."""
+        if self.last_layer is None:
+            return visit
+        completed = self.last_layer.complete(visit.z, self.random)
+        return visit._replace(z=completed.z, log_density=completed.log_density)
 
     def window_values(self) -> np.ndarray:
         """Identified quantities (quantity, transition, chain) of the window."""
-        visits = self.chains.visits
-        while len(self._values) < len(visits):
-            self._values.append(self._quantities(visits[len(self._values)]))
-        return np.stack(self._values[len(visits) // 2 :], 1)
+        while len(self._values) < len(self.visits):
+            self._values.append(self._quantities(self.visits[len(self._values)]))
+        return np.stack(self._values[self._begin() :], 1)
 
     def mask(self) -> Tensor:
         """Which chains (chain,) are of groups that are kept."""
         return self.kept.repeat_interleave(self.size)
 
-    def _look(self, may_leave_out: bool) -> None:
+    def _check_progress(self, may_leave_out: bool) -> None:
         """See how far the chains have come, if need be without the groups from elsewhere that lie below the others."""
         self.kept = torch.ones_like(self.kept)
-        self._judge()
+        self._update_arrival()
         if not self.arrived and may_leave_out and bool(self.is_elsewhere.any()):
-            self.kept = ~(self.is_elsewhere & self._below())
+            self.kept = ~(self.is_elsewhere & self._groups_far_below())
             if not bool(self.kept.all()):
-                self._judge()
+                self._update_arrival()
 
-    def _judge(self) -> None:
-        """Whether the chains of the groups that are kept have arrived."""
+    def _update_arrival(self) -> None:
+        """Judge the chains of the groups that are kept: arrived they have with enough effective draws besides."""
+        self._judge_window()
+        if self._steady_since is not None and not self.arrival.is_converged:
+            self._steady_since = None
+            self._judge_window()
+        if self.arrival.is_converged and self._steady_since is None:
+            self._steady_since = len(self.visits) // 2
+        self.arrived = self.arrival.is_converged and self.ess >= _MIN_ESS
+
+    def _judge_window(self) -> None:
+        """How near the chains of the groups that are kept are to convergence in the window, and their draws' worth."""
         values = self.window_values()[:, :, self.mask().numpy()]
         self.arrival = arrival(values, int(self.kept.sum()))
         self.ess = effective_draws(values)
-        self.arrived = self.arrival.arrived and self.ess >= _MIN_ESS
 
-    def _below(self) -> Tensor:
+    def _groups_far_below(self) -> Tensor:
         """Which groups (group,) lie so far below the others in log density that chance does not explain it."""
         levels = torch.stack([visit.log_density for visit in self.window]).mean(0).cpu()
         levels = levels.reshape(len(self.kept), self.size)

@@ -127,6 +127,9 @@ def attach(posterior: Posterior, tree: xr.DataTree) -> xr.DataTree:
 def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     """Write a DataTree as netCDF beside ``path`` and move it there, so that ``path`` is never half a file.
 
+    It does more than :func:`pyrobnn.core.files.written_whole`, by which other files are written: it also removes what
+    killed saves have left, and keeps HDF5 from ending the process.
+
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
         OSError: the disk is full, or the system refuses a file of that size; what stood at ``path`` is as it was.
@@ -239,6 +242,8 @@ def load(
     _check_format(name, tree)
     device = getattr(model, "device", torch.device("cpu"))
     draws = _stored_draws(tree, device)
+    if isinstance(model, BNN):
+        draws = _for_outputs(draws, model)
     _check_sites(name, draws, model)
     posterior = Posterior(
         model,
@@ -328,6 +333,15 @@ def _rows(
             f"'x' and 'y' are not the rows that {name} was fitted to: pass the same rows in the same order"
         )
     return rows
+
+
+def _for_outputs(draws: Mapping[str, Tensor], model: BNN) -> dict[str, Tensor]:
+    """Draws with one value of a learned parameter for each output, where an earlier version had one for all."""
+    sized = dict(draws)
+    for site, (start, _) in model.likelihood.own.points.items():
+        if start.dim() == 1 and site in draws and draws[site].dim() == 2:
+            sized[site] = draws[site].unsqueeze(-1).expand(*draws[site].shape, len(start))
+    return sized
 
 
 def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Program) -> None:

@@ -70,7 +70,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class _Spec:
+class _ChainFigure:
     """One kind of figure: its heading, how to read it, and what draws it; None where a run lacks what it needs."""
 
     title: str
@@ -106,7 +106,7 @@ def build_folds(trees: Mapping[str, Evidence]) -> list[Fold]:
     return folds
 
 
-def _block(spec: _Spec, evidence: Evidence) -> Block | None:
+def _block(spec: _ChainFigure, evidence: Evidence) -> Block | None:
     """A figure under its heading, or why ArviZ did not draw it; None where the run lacks what it needs."""
     try:
         with _drawing():
@@ -210,7 +210,7 @@ def _chains(values: Mapping[str, np.ndarray]) -> xr.DataTree:
         strict=True,
     ):
         thinned[title] = (SAMPLE_DIMS, draws[:, spread(draws.shape[1], _MAX_DRAWS)])
-    return xr.DataTree.from_dict({POSTERIOR: _numbered(thinned)})
+    return xr.DataTree.from_dict({POSTERIOR: _with_numbered_axes(thinned)})
 
 
 def _grid_size(num_panels: int) -> tuple[float, float]:
@@ -301,12 +301,12 @@ def _outcome_groups(
     thinned = np.ix_(np.arange(num_chains), spread(num_draws, _MAX_DRAWS), rows)
     dims = (*SAMPLE_DIMS, "row")
     log_likelihood = (dims, pointwise[thinned].astype(np.float64))
-    shared = _numbered(dict.fromkeys(replicates, log_likelihood))
+    shared = _with_numbered_axes(dict.fromkeys(replicates, log_likelihood))
     observed = {name: (("row",), y[rows, output]) for output, name in enumerate(replicates)}
     predictive = {name: (dims, draws[thinned]) for name, draws in replicates.items()}
     groups = {
-        POSTERIOR_PREDICTIVE: _numbered(predictive),
-        OBSERVED_DATA: _numbered(observed),
+        POSTERIOR_PREDICTIVE: _with_numbered_axes(predictive),
+        OBSERVED_DATA: _with_numbered_axes(observed),
         LOG_LIKELIHOOD: shared,
         # ArviZ reads from it how many chains there are
         POSTERIOR: shared,
@@ -314,7 +314,7 @@ def _outcome_groups(
     return xr.DataTree.from_dict(groups)
 
 
-def _numbered(variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]]) -> xr.Dataset:
+def _with_numbered_axes(variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]]) -> xr.Dataset:
     """Variables by name, (dims, values), with the numbers along each dimension, which ArviZ asks for."""
     dataset = xr.Dataset(variables)
     return dataset.assign_coords({dim: np.arange(size) for dim, size in dataset.sizes.items()})
@@ -367,43 +367,43 @@ def _khat(evidence: Evidence) -> Figure | None:
 #: question → the figures that answer it, in the order of the page
 SPECS = {
     "Are these draws the posterior of this model?": (
-        _Spec(
+        _ChainFigure(
             "Trace",
             "One colour for each chain. Chains that have converged lie over each other and show no trend.",
             _trace,
         ),
-        _Spec(
+        _ChainFigure(
             "Rank",
             "Ranks of each chain's draws among those of all chains, less what is expected. Chains of one distribution "
             "stay in the grey band (99 %).",
             _rank,
         ),
-        _Spec(
+        _ChainFigure(
             "Energy",
             "Left: the share of the energy's variation that a transition covers (BFMI), above the dashed line where it "
             "is large enough. Right: energies of the draws and their changes; the curves should be equally wide.",
             _energy,
         ),
-        _Spec(
+        _ChainFigure(
             "Forest",
             "Median, 50 % and 94 % intervals of each chain, one line a chain: lines of one quantity should agree.",
             _forest,
         ),
     ),
     "Does this model fit these data?": (
-        _Spec(
+        _ChainFigure(
             "Posterior predictive check",
             "Black: the training outcomes. Blue: outcomes simulated from the posterior; the black curve should look "
             "like one of them.",
             _posterior_predictive,
         ),
-        _Spec(
+        _ChainFigure(
             "LOO-PIT",
             "Where each outcome lies in the prediction that has not seen it, less what is expected. A calibrated model "
             "stays in the grey band (99 %).",
             _loo_pit,
         ),
-        _Spec(
+        _ChainFigure(
             "k-hat",
             "Pareto k-hat of leaving each observation out: above the line the observation dominates the fit, and LOO "
             "and LOO-PIT are unreliable there.",

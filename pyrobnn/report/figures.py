@@ -34,7 +34,15 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Block:
-    """A figure under a heading: how to read it, its address and its width in inches; or why it was not drawn."""
+    """A figure under its heading, or why it was not drawn.
+
+    Args:
+        title: heading.
+        how: how to read it.
+        image: the figure itself, in a ``data:`` address; empty where it was not drawn.
+        width: in inches.
+        note: why it was not drawn.
+    """
 
     title: str
     how: str

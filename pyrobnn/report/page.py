@@ -20,6 +20,7 @@ from pyrobnn.report import arviz_figures
 from pyrobnn.report.figures import SECTIONS, build_sections
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels
 from pyrobnn.report.sentences import (
+    beside_reference,
     conclude,
     facts,
     headline,
@@ -95,6 +96,7 @@ def write_report(
         table=_table(results),
         num_methods=len(results.rows),
         reference=results.reference,
+        beside_reference=beside_reference(results.rows, results.reference),
         lost=list(itertools.chain.from_iterable(row.lost for row in results.rows)),
         sections=build_sections(results.trees),
         section_titles=SECTIONS,

@@ -1,7 +1,4 @@
-"""The numbers of a report, each computed once: the comparison table, and that of the baselines.
-
-Start at `Results`, at the end.
-"""
+"""The numbers of a report, each computed once: the comparison table, and that of the baselines."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from pyrobnn.diagnostics.baselines import baselines
 from pyrobnn.diagnostics.class_points import class_points
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
-from pyrobnn.diagnostics.fidelity import fidelity
+from pyrobnn.diagnostics.fidelity import distances, fidelity
 from pyrobnn.diagnostics.gap import widest_gap
 from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
@@ -29,56 +26,53 @@ from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.predictive import decomposed
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the table.
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Judged runs with their tables, for the report, the summary and the terminal.
 
     Args:
-        key: name in ``summary.json``.
-        title: heading. note: what it is, in a few words, with its unit.
-        better: "lower", "higher", "nominal" (coverage), or "" where no value is better than another.
-        form: how the page writes it; three significant digits where empty.
+        trees: label → evidence, in the caller's order. verdicts: of each label.
+        left_out: methods that were asked for and gave no tree → the reason.
     """
 
-    key: str
-    title: str
-    note: str
-    better: str = ""
-    form: str = ""
+    trees: dict[str, Evidence]
+    verdicts: dict[str, Verdict]
+    left_out: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        trees: Mapping[str, xr.DataTree | Evidence],
+        verdicts: Mapping[str, Verdict] | None = None,
+        left_out: Mapping[str, str] | None = None,
+    ) -> Results:
+        """The results of these trees, diagnosed here where no verdicts are given.
 
-COLUMNS = (
-    Column("rmse", "RMSE", "", "lower"),
-    Column("rmse_standardized", "RMSE / sd", "mean of outputs", "lower"),
-    Column("r2", "R²", "held-out", "higher", "{:.2f}"),
-    Column("accuracy", "accuracy", "", "higher", "{:.1%}"),
-    Column("log_prob", "log density", "per point ± SE", "higher"),
-    Column("crps", "CRPS", "", "lower"),
-    Column("crps_standardized", "CRPS / sd", "mean of outputs", "lower"),
-    Column("brier", "Brier", "", "lower"),
-    Column("ece", "ECE", "", "lower"),
-    *(
-        Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal", "{:.0%}")
-        for level in LEVELS
-    ),
-    Column("aleatoric", "aleatoric", "mean"),
-    Column("epistemic", "epistemic", "mean"),
-    Column("aleatoric_standardized", "aleatoric / sd", "mean of outputs"),
-    Column("epistemic_standardized", "epistemic / sd", "mean of outputs"),
-    Column(
-        "gap_ratio",
-        "in gap",
-        "epist. ratio",
-        form="× {:.1f}",
-    ),
-    Column("rhat", "R-hat", "of f, worst", "lower", "{:.3f}"),
-    Column("ess", "ESS", "of f, worst", "higher", "{:.0f}"),
-    Column("khat", "k-hat", "of p/q", "lower", "{:.2f}"),
-    Column("distance", "distance", "of f, reference sd", "lower"),
-    Column("compile_seconds", "compile", "s"),
-    Column("fit_seconds", "fit", "s + compiling"),
-    Column("predict_seconds", "predict", "s"),
-)
+        Raises:
+            TypeError: if a tree is not a DataTree.
+            ValueError: if there is no tree, or ``verdicts`` lacks a label.
+        """
+        evidence = gather(trees)
+        judged = judge_all(evidence) if verdicts is None else verdicts
+        missing = [label for label in evidence if label not in judged]
+        if missing:
+            raise ValueError(f"'verdicts' has none for {missing}; give one of every tree, or None")
+        return cls(evidence, {label: judged[label] for label in evidence}, dict(left_out or {}))
+
+    @functools.cached_property
+    def reference(self) -> str | None:
+        """The run that the others are measured against."""
+        return reference_label(self.trees)
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """The comparison table."""
+        return compare_rows(self.trees)
+
+    @functools.cached_property
+    def floor(self) -> list[Row]:
+        """What a method has to beat: the scores of the baselines, a `Row` each, as of methods."""
+        return compare_rows(baselines(self.trees.values()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +131,7 @@ def _row(
     ranked: bool,
 ) -> Row:
     """The numbers of one tree; a source that raises is named in ``lost``, and no other row is affected."""
-    # `scores` also leaves the whole scores here, for their errors and points
+    # filled when the source `scores` is asked: errors and points are read from it below
     scores_by_name: dict[str, Score] = {}
 
     def scores() -> dict[str, float]:
@@ -165,11 +159,68 @@ def _row(
     )
 
 
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Args:
+        key: name in ``summary.json``.
+        title: heading. note: what it is, in a few words, with its unit.
+        better: "lower", "higher", "nominal" (coverage), or "" where no value is better than another.
+        form: how the page writes it; three significant digits where empty.
+    """
+
+    key: str
+    title: str
+    note: str
+    better: str = ""
+    form: str = ""
+
+
+COLUMNS = (
+    Column("rmse", "RMSE", "", "lower"),
+    Column("rmse_standardized", "RMSE / sd", "mean of outputs", "lower"),
+    Column("r2", "R²", "held-out", "higher", "{:.2f}"),
+    Column("accuracy", "accuracy", "", "higher", "{:.1%}"),
+    Column("log_prob", "log density", "per point ± SE", "higher"),
+    Column("crps", "CRPS", "", "lower"),
+    Column("crps_standardized", "CRPS / sd", "mean of outputs", "lower"),
+    Column("brier", "Brier", "", "lower"),
+    Column("ece", "ECE", "", "lower"),
+    *(
+        Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal", "{:.0%}")
+        for level in LEVELS
+    ),
+    Column("aleatoric", "aleatoric", "mean"),
+    Column("epistemic", "epistemic", "mean"),
+    Column("aleatoric_standardized", "aleatoric / sd", "mean of outputs"),
+    Column("epistemic_standardized", "epistemic / sd", "mean of outputs"),
+    Column(
+        "gap_ratio",
+        "in gap",
+        "epist. ratio",
+        form="× {:.1f}",
+    ),
+    Column("rhat", "R-hat", "of f, worst", "lower", "{:.3f}"),
+    Column("ess", "ESS", "of f, worst", "higher", "{:.0f}"),
+    Column("khat", "k-hat", "of p/q", "lower", "{:.2f}"),
+    Column("distance", "distance", "of f, reference sd", "lower"),
+    Column("shift", "shift", "of f, reference sd, worst region", "lower"),
+    Column("sd_ratio", "sd ratio", "of f to reference, worst region", form="{:.2f}"),
+    Column("compile_seconds", "compile", "s"),
+    Column("fit_seconds", "fit", "s + compiling"),
+    Column("refine_seconds", "refined in", "s of the fit's"),
+    Column("predict_seconds", "predict", "s"),
+)
+
+
 def _sources(evidence: Evidence, reference: Evidence | None) -> dict[str, _Source]:
     """What computes the numbers of a tree that are no scores, by the name under which one that fails is reported."""
 
     def seconds() -> dict[str, float | None]:
-        return {f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")}
+        return {
+            f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "refine", "predict")
+        }
 
     return {
         "R²": lambda: _explained(evidence),
@@ -207,11 +258,25 @@ def _points(scores_by_name: Mapping[str, Score]) -> dict[str, np.ndarray]:
 
 
 def _distance(evidence: Evidence, reference: Evidence | None) -> dict[str, float | None]:
-    """How far the function lies from the reference's, in its sd, in the median of the test inputs."""
-    if reference is None:
+    """How far the function lies from the reference's, in the median of the test inputs, and of those in each region.
+
+    A shift counts in sds of the reference. ``shift`` and ``sd_ratio`` are those of the region where they are worst.
+    """
+    per_point = None if reference is None else fidelity(evidence, reference).per_point
+    if reference is None or per_point is None:
         return {"distance": None}
-    per_point = fidelity(evidence, reference).per_point
-    return {"distance": None if per_point is None else float(per_point["wasserstein"].median())}
+    values: dict[str, float | None] = {"distance": float(per_point["wasserstein"].median())}
+    by_region = distances(evidence, reference)
+    if by_region:
+        values["shift"] = max(distance.shift for distance in by_region.values())
+        values["sd_ratio"] = max(
+            (distance.sd_ratio for distance in by_region.values()),
+            key=lambda ratio: abs(np.log(max(ratio, 1e-12))),
+        )
+    for region, distance in by_region.items():
+        values[f"shift[{region}]"] = distance.shift
+        values[f"sd_ratio[{region}]"] = distance.sd_ratio
+    return values
 
 
 def _explained(evidence: Evidence) -> dict[str, float]:
@@ -307,52 +372,3 @@ def _is_close(losses: np.ndarray, best: np.ndarray) -> bool:
         return False
     difference = losses - best
     return difference.mean() <= 2.0 * difference.std(ddof=1) / np.sqrt(len(difference))
-
-
-@dataclass(frozen=True, eq=False)
-class Results:
-    """Judged runs with their tables, for the report, the summary and the terminal.
-
-    Args:
-        trees: label → evidence, in the caller's order. verdicts: of each label.
-        left_out: methods that were asked for and gave no tree → the reason.
-    """
-
-    trees: dict[str, Evidence]
-    verdicts: dict[str, Verdict]
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        trees: Mapping[str, xr.DataTree | Evidence],
-        verdicts: Mapping[str, Verdict] | None = None,
-        left_out: Mapping[str, str] | None = None,
-    ) -> Results:
-        """The results of these trees, diagnosed here where no verdicts are given.
-
-        Raises:
-            TypeError: if a tree is not a DataTree.
-            ValueError: if there is no tree, or ``verdicts`` lacks a label.
-        """
-        evidence = gather(trees)
-        judged = judge_all(evidence) if verdicts is None else verdicts
-        missing = [label for label in evidence if label not in judged]
-        if missing:
-            raise ValueError(f"'verdicts' has none for {missing}; give one of every tree, or None")
-        return cls(evidence, {label: judged[label] for label in evidence}, dict(left_out or {}))
-
-    @functools.cached_property
-    def reference(self) -> str | None:
-        """The run that the others are measured against."""
-        return reference_label(self.trees)
-
-    @functools.cached_property
-    def rows(self) -> list[Row]:
-        """The comparison table."""
-        return compare_rows(self.trees)
-
-    @functools.cached_property
-    def floor(self) -> list[Row]:
-        """What a method has to beat: one `Row` of the same scores per baseline."""
-        return compare_rows(baselines(self.trees.values()))

@@ -11,6 +11,7 @@ from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.baselines import LINEAR, LOGISTIC
 from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.fidelity import REGIONS
 from pyrobnn.diagnostics.labels import class_names, feature_names, output_names, unit
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.report.results import COLUMNS, Row, best_labels
@@ -87,11 +88,13 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
         verdict = verdicts[row.label]
         draws = verdict.shown_answer("draws")
         model = verdict.shown_answer("model")
-        unseen = draws != "pass" and model == "not checked"
+        is_unseen = draws != "pass" and model == "not checked"
         # draws that were not examined may be as good or as bad as those with a warning
-        ranks = RANKS.index("warn" if draws == "not checked" else draws), RANKS.index(model)
-        point = any(check.code == "point_estimate" for check in verdict.checks)
-        return unseen, *ranks, point, -row.values.get("log_prob", -math.inf)
+        rank_of_draws = RANKS.index("warn" if draws == "not checked" else draws)
+        rank_of_model = RANKS.index(model)
+        is_point = any(check.code == "point_estimate" for check in verdict.checks)
+        loss = -row.values.get("log_prob", -math.inf)
+        return is_unseen, rank_of_draws, rank_of_model, is_point, loss
 
     return min(rows, key=order).label
 
@@ -135,6 +138,24 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
         advice = f"Use {best}, with care: {verdict.fault('draws')}."
     warning = _warning_of_others(other_labels, verdicts)
     return advice, " ".join(filter(None, (warning, next_step)))
+
+
+def beside_reference(rows: Sequence[Row], reference: str | None) -> list[str]:
+    """Of every method how far its function lies from that of the reference run, region by region, in a sentence."""
+    sentences = []
+    for row in rows:
+        places = []
+        for region in REGIONS.values():
+            shift = row.values.get(f"shift[{region}]")
+            ratio = row.values.get(f"sd_ratio[{region}]")
+            if shift is not None and ratio is not None:
+                off = f"{significant(shift, 2)} sd off"
+                places.append(f"{region} {off}, its sd {significant(ratio, 2)} times")
+        if places:
+            sentences.append(
+                f"The function of {row.label} beside {reference}: {'; '.join(places)}."
+            )
+    return sentences
 
 
 def _asks_about_draws(verdict: Verdict) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from xarray import DataTree
 
-from pyrobnn.core.checks import Refused, check_count
+from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.groups import OBSERVED_DATA
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
@@ -23,6 +23,7 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
 from pyrobnn.studies.study import Study
 
+#: name → method and the arguments of its ``fit``
 Prepared = Mapping[str, tuple[Method, dict[str, Any]]]
 
 
@@ -37,6 +38,7 @@ def run_study(
     announce: Callable[[str], None] = lambda text: None,
     attributes: Mapping[str, Mapping[str, str]] | None = None,
     resume: bool = False,
+    refine: float | None = None,
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
@@ -52,11 +54,15 @@ def run_study(
         announce: called with what happens, in a sentence.
         attributes: name → more attributes of its tree; ``"config"`` says what its numbers rest on.
         resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
+        refine: seconds, at most, that :meth:`pyrobnn.Posterior.refine` may take to bring each method that makes no
+            chains to the posterior: a run of its own, under the method's name and ``_refined``.
 
     Raises:
-        ValueError: a bad seed, or a folder that cannot be written to; before any fit.
+        ValueError: a bad seed, seconds that are not positive, or a folder that cannot be written to; before any fit.
     """
     check_count("seed", seed, minimum=0)
+    if refine is not None:
+        check_number("refine", refine, above=0)
     check_writable(out)
     marks = _marks(study, prepared, attributes or {})
     finished = _finished_before(out, marks) if resume else {}
@@ -91,6 +97,44 @@ def run_study(
         yield name, tree
         if interrupted:
             return
+        if refine is not None and posterior.meta["kind"] != "chains":
+            refined_name = name + REFINED
+            announce(f"{refined_name}: for {refine:g} seconds at most")
+            try:
+                refined_tree = _refined_tree(posterior, study, refined_name, refine, seed)
+                refined_tree.attrs.update(marks[name])
+                write_atomically(refined_tree, out / f"{refined_name}.nc")
+            except Exception as error:
+                _announce_failure(refined_name, error, out, announce)
+                yield refined_name, error
+                continue
+            yield refined_name, refined_tree
+
+
+#: behind the name of a method whose draws have been brought to the posterior
+REFINED = "_refined"
+
+
+def _refined_tree(
+    posterior: Posterior,
+    study: Study,
+    name: str,
+    seconds: float,
+    seed: int,
+) -> DataTree:
+    """The tree of a posterior that has been refined; its seconds are those of the fit and of the refinement."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        refined = posterior.refine(
+            seconds,
+            x=study.train.x,
+            y=study.train.y,
+            seed=seed,
+        )
+    timings = dict(refined.meta["timings"])
+    timings["refine"] = timings["fit"]
+    timings["fit"] += posterior.meta["timings"]["fit"]
+    refined = dataclasses.replace(refined, meta=refined.meta | {"timings": timings})
+    return to_tree(refined, study, name)
 
 
 def _marks(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyrobnn import likelihoods
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.data import Dataset, Standardizer, breast_cancer, diabetes, digits, gap, polynomial
 from pyrobnn.data.bundled import bundled
 from pyrobnn.model import BNN
@@ -61,10 +62,11 @@ class Problem:
     def data(self) -> tuple[Dataset, Dataset]:
         """What the net learns from and what is held out, in standard units."""
         rows = self.source()
-        chosen = _spread(rows.num_data, self.num_data)
+        chosen = evenly_spaced(rows.num_data, self.num_data, torch.float64)
         unused = torch.tensor(sorted(set(range(rows.num_data)) - set(chosen.tolist())))
         train = rows.subset(chosen)
-        held_out = rows.subset(unused[_spread(len(unused), min(100, len(unused)))])
+        picked = evenly_spaced(len(unused), min(100, len(unused)), torch.float64)
+        held_out = rows.subset(unused[picked])
         units = Standardizer.fit(train)
         if not self.standard_y:
             units = replace(
@@ -84,20 +86,6 @@ class Problem:
             seed=0,
         )
         return BNN(net, priors.FanInNormal(self.prior_scale), self.likelihood())
-
-
-def _spread(length: int, count: int) -> torch.Tensor:
-    """Positions of ``count`` rows, evenly spaced."""
-    return (
-        torch.linspace(
-            0,
-            length - 1,
-            count,
-            dtype=torch.float64,
-        )
-        .round()
-        .long()
-    )
 
 
 def _moons() -> Dataset:

@@ -143,7 +143,7 @@ def rehearse(
     check_data(model, x, y, model.device)
     x = as_tensor("x", x)
     y = model.likelihood.targets.read(y)
-    points_by_region = _checked_places(_regions(x) if regions is None else regions, x)
+    points_by_region = _checked_regions(_regions(x) if regions is None else regions, x)
     started = time.perf_counter()
     first_fit = method.fit(
         model,
@@ -153,8 +153,8 @@ def rehearse(
         seed=seed,
     )
     fit_seconds = time.perf_counter() - started
-    source = worlds or _truth_source(method, first_fit, x, y, seed)
-    truths = _truths(source, num_worlds, seed)
+    truth_source = worlds or _truth_source(method, first_fit, x, y, seed)
+    truths = _truths(truth_source, num_worlds, seed)
     draws_per_fit = method.default_draws if num_draws is None else num_draws
     points = torch.cat([*points_by_region.values()])
     started = time.perf_counter()
@@ -164,7 +164,7 @@ def rehearse(
     return Rehearsal(
         method=type(method).__name__,
         num_worlds=num_worlds,
-        worlds=source.meta.get("method", "a posterior"),
+        worlds=truth_source.meta.get("method", "a posterior"),
         coverage=_coverages(covered, points_by_region),
         fit_seconds=fit_seconds,
         seconds=seconds,
@@ -201,7 +201,7 @@ def _regions(x: Tensor) -> dict[str, Tensor]:
     return regions
 
 
-def _checked_places(regions: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+def _checked_regions(regions: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
     """The points of each region (point, …)."""
     points_by_region = {name: as_tensor("regions", points) for name, points in regions.items()}
     for name, points in points_by_region.items():
@@ -215,11 +215,11 @@ def _checked_places(regions: Mapping[str, Tensor], x: Tensor) -> dict[str, Tenso
     return points_by_region
 
 
-def _truths(source: Posterior, num_worlds: int, seed: int) -> list[Posterior]:
+def _truths(truth_source: Posterior, num_worlds: int, seed: int) -> list[Posterior]:
     """The draws that are the truths of the worlds, in random order; again from the first where there are too few."""
-    total = source.num_chains * source.num_draws
+    total = truth_source.num_chains * truth_source.num_draws
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    return [_one_draw(source, int(order[world % total])) for world in range(num_worlds)]
+    return [_one_draw(truth_source, int(order[world % total])) for world in range(num_worlds)]
 
 
 def _one_draw(posterior: Posterior, index: int) -> Posterior:

@@ -184,6 +184,7 @@ def _terms(density: Density, values: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _term(node: Node) -> float:
+    """The log density of a site at its value; −∞ outside of the support, and where it is not a number."""
     if is_latent(node) and not bool(torch.as_tensor(node["fn"].support.check(node["value"])).all()):
         return -math.inf
     value = float(log_prob_sum(node))
@@ -192,11 +193,11 @@ def _term(node: Node) -> float:
 
 def _compared(terms: Sequence[_Terms]) -> SameModel:
     """What the terms of both programs at every point come to."""
-    totals = _doubles(at.totals for at in terms)
+    totals = _pairs_in_float64(at.totals for at in terms)
     sites = {}
     for name in terms[0].a:
         if name in terms[0].b:
-            sites[name] = _spread(_doubles((at.a[name], at.b[name]) for at in terms))
+            sites[name] = _variation(_pairs_in_float64((at.a[name], at.b[name]) for at in terms))
     is_possible = torch.isfinite(totals)
     possible = totals[is_possible.all(1)]
     is_possible_in_one = bool((is_possible.any(1) & ~is_possible.all(1)).any())
@@ -215,12 +216,12 @@ def _compared(terms: Sequence[_Terms]) -> SameModel:
     return SameModel(same, spread, constant, worst, sites)
 
 
-def _doubles(pairs: Iterable[tuple[float, float]]) -> Tensor:
+def _pairs_in_float64(pairs: Iterable[tuple[float, float]]) -> Tensor:
     """Pairs of numbers as (pair, 2)."""
     return torch.tensor(list(pairs), dtype=torch.float64)
 
 
-def _spread(terms: Tensor) -> float:
+def _variation(terms: Tensor) -> float:
     """How far the difference of two terms (point, 2) varies, in nats; infinite where one alone is possible."""
     is_finite = torch.isfinite(terms)
     if bool((is_finite.any(1) & ~is_finite.all(1)).any()):

@@ -87,6 +87,7 @@ def prediction_blocks(
         table = prediction_table(posterior, x[rows], settings)
         if settings.get("ranges"):
             table["outside"] = outside(x[rows], settings)
+        # gaps belong to the block of the row before them, those at the beginning to the first
         end = len(keep) if first + size >= len(x) else places[first + size]
         yield table.set_index(places[rows]).reindex(range(start, end))
         start = end

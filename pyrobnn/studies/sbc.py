@@ -186,8 +186,8 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
             f"expected at least {2 * _MIN_PER_BIN} ranks in 0 … {num_ranked}, got {ranks.size}."
         )
     p_value, num_bins = _chi_square(ranks, num_ranked)
-    evenly = np.linspace(0, num_ranked, min(num_ranked + 1, 50))
-    points = np.unique(np.round(evenly).astype(int))[:-1]
+    places = np.linspace(0, num_ranked, min(num_ranked + 1, 50))
+    points = np.unique(np.round(places).astype(int))[:-1]
     grid = (points + 1) / (num_ranked + 1)
     tails = _tail_probabilities(ranks.size, grid)
     simulated = np.random.default_rng(seed).integers(
@@ -222,16 +222,13 @@ def _tail_probabilities(num_ranks: int, grid: np.ndarray) -> np.ndarray:
 
 def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:
     """Smallest tail probability of the ECDF over the grid."""
-    return float(
-        tails[
-            np.searchsorted(
-                np.sort(ranks),
-                points,
-                side="right",
-            ),
-            np.arange(points.size),
-        ].min()
+    # how many ranks do not exceed each grid point: the row of its tail probability
+    counts = np.searchsorted(
+        np.sort(ranks),
+        points,
+        side="right",
     )
+    return float(tails[counts, np.arange(points.size)].min())
 
 
 def fit_batch(
@@ -263,6 +260,7 @@ def fit_batch(
     inputs = inputs.repeat_interleave(method.num_chains, 0)
     targets = torch.stack([problem.y for problem in problems])
     targets = targets.repeat_interleave(method.num_chains, 0)
+    # each chain has the data of its own set
     batched = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
     form = form_of(method.mass_matrix, is_bnn=True, dim=density.dim)
     with torch.no_grad():

@@ -7,6 +7,7 @@ import copy
 import pyro.distributions as dist
 import pytest
 import torch
+from stand_in_device import stand_in_device
 from torch.func import grad, vmap
 
 import pyrobnn as pb
@@ -279,3 +280,14 @@ def test_how_many_numbers_are_picked_is_not_traced(picked):
     step = compiled(lambda x: x * len(picked(x)), torch.tensor([1, 1]), enabled=False, calls=100)
     x = torch.tensor([1, 2])
     assert torch.equal(step(x), x * len(picked(x)))
+
+
+def test_what_writes_into_tensors_elsewhere_goes_on():
+    """A trace took the arguments for constants: a chain on such a device never moved."""
+    with stand_in_device() as device:
+        state = torch.zeros(3, device=device)
+        step = compiled(lambda z: z.add_(1.0), state, enabled=False, calls=100)
+        assert step.mode == "eager"
+        for _ in range(3):
+            step(state)
+        assert state.cpu().tolist() == [3.0] * 3

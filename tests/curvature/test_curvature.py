@@ -237,7 +237,7 @@ def test_full_and_diagonal_ggn(name, num_data):
     precision = torch.diag(1.7 * prior) + 0.6 * wanted
     torch.testing.assert_close(block.quad(torch.eye(around.size).double()), precision.diagonal())
     torch.testing.assert_close(block.log_det(), precision.logdet())
-    root = block.root(rows[:4])
+    root = block.whitened(rows[:4])
     torch.testing.assert_close(root @ root.T, rows[:4] @ precision.inverse() @ rows[:4].T)
     diagonal = ggn(around, x, identity, "diag", prior).blocks(tau, c)[0]
     torch.testing.assert_close(diagonal.prec, precision.diagonal())
@@ -262,7 +262,7 @@ def test_both_sides_of_the_full_ggn_agree_by_layer():
     around = jacobian_of(model_of(mlp), x)
     prior = torch.ones(around.size, dtype=torch.float64)
     gram = ggn(around, x, identity, "full", prior)
-    gram_rows = gram.rows
+    gram_rows = gram.whitened_rows
     assert gram_rows is not None
     tau = torch.tensor([0.5, 1.0, 3.0]).double()
     c = torch.tensor(2.0).double()
@@ -359,7 +359,7 @@ def test_blocks_agree_with_their_dense_precision(block):
     precision = dense([block], 6)
     torch.testing.assert_close(block.log_det(), precision.logdet())
     rows = numbers(4, 6, seed=3)
-    root = block.root(rows)
+    root = block.whitened(rows)
     torch.testing.assert_close(root @ root.T, rows @ precision.inverse() @ rows.T)
     # sample is linear in the noise: its matrix squares to the covariance
     matrix = block.sample(torch.eye(6).double())

@@ -338,7 +338,7 @@ def test_variational_is_nearest_to_the_posterior_of_the_linearized_network(net):
     posterior = Laplace(curvature="variational", **FAST).fit(model, x, y, num_draws=1)
     network = posterior.network
     blocks = posterior.approximation.blocks
-    cov = torch.cat([block.root(torch.eye(len(block.index)).double()) for block in blocks])
+    cov = torch.cat([block.whitened(torch.eye(len(block.index)).double()) for block in blocks])
     prior = dist.Normal(torch.zeros(len(cov)).double(), 1.0).to_event(1)
     cov = cov @ cov.T
     noise = torch.randn(

@@ -131,10 +131,10 @@ def head_of(name: str, num_data: int = 60):
 
     def remember(jacobian, centre, *arguments):
         found["jacobian"], found["centre"] = jacobian, centre
-        return forms.formed_curvature(jacobian, centre, *arguments)
+        return forms.chosen_curvature(jacobian, centre, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyrobnn.inference.curvature.precision.formed_curvature", remember)
+        patch.setattr("pyrobnn.inference.curvature.precision.chosen_curvature", remember)
         fit = pb.Laplace(subset="last_layer", compile=False).fit
         fit(model, x, problem(name, num_data)[1], init=net, num_draws=1)
     jacobian, centre = found["jacobian"], found["centre"]

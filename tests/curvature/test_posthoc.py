@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
-from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
+from pyrobnn.inference.curvature.last_layer import LastLayer, NetRows
 
 module = importlib.import_module("pyrobnn.inference.posthoc")
 
@@ -154,7 +154,7 @@ def test_the_last_layer_is_that_of_laplace(bias):
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 0.5)), pb.likelihoods.Categorical())
     laplace = pb.Laplace(structure="kron", compile=False).fit(model, x, y, init=net, num_draws=2)
     features = torch.tanh(x)
-    rows = Rows(net(x).detach(), y, features, seen=False)
+    rows = NetRows(net(x).detach(), y, features, seen=False)
     last = LastLayer(net[1], model.likelihood, rows)
     cov = laplace.network.output_moments(x)[1]
     basis = last.out_basis

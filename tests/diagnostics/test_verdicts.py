@@ -33,7 +33,7 @@ from scipy import stats
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
 from pyrobnn.diagnostics import audit, diagnose, loo
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.patterns import _patterns, _regions
+from pyrobnn.diagnostics.patterns import Errors, _patterns, _regions
 from pyrobnn.diagnostics.target import _tested
 from pyrobnn.diagnostics.uniformity import uniform
 from pyrobnn.posterior import Posterior
@@ -259,10 +259,10 @@ def test_the_order_of_rows_does_not_break_the_ties_of_an_input(levels):
     rng = np.random.default_rng(0)
     values = rng.integers(levels, size=1200).astype(float)
     u = np.sort(rng.uniform(size=1200))[:, None]
-    assert min(found.p for found in _patterns(u, "x", values)) > 1e-3
+    assert min(found.p for found in _patterns(Errors(u, {"x": values}), "x")) > 1e-3
     assert np.ptp([covered for _, covered in _regions(u, values)]) < 0.1
     shifted = np.clip(u + np.where(values == 0, 0.25, -0.25)[:, None], 0, 1)
-    assert min(found.p for found in _patterns(shifted, "x", values)) < 1e-6
+    assert min(found.p for found in _patterns(Errors(shifted, {"x": values}), "x")) < 1e-6
 
 
 def test_a_uniform_that_is_off_by_nothing_that_matters_passes():
@@ -452,6 +452,27 @@ def test_rows_that_depend_on_their_neighbours_are_told(order):
     found = find(diagnose(line_tree(weights, x, y, noise)), "row_order")
     told = found is not None and found.status != "pass"  # of sorted rows nothing can be said
     assert told == (order == "dependent"), found and found.evidence
+
+
+def test_a_class_that_the_training_rows_lack_is_judged_in_the_order_of_the_held_out_rows():
+    """Sets of rows with two and with three classes: a class is compared with itself, and the third with nothing."""
+    rng = np.random.default_rng(0)
+    num = 400
+    probs = np.tile([0.4, 0.3, 0.3], (num, 1))
+    early = np.arange(num) < num // 2
+    labels = np.where(rng.random(num) < 0.4, 0, np.where(early, 1, 2))
+    groups = {
+        "posterior": {"w": (SAMPLE, rng.normal(size=(4, 100)))},
+        "observed_data": {"y": ("obs", rng.integers(2, size=num))},
+        "posterior_predictive": {"y": ((*SAMPLE, "obs"), rng.integers(2, size=(4, 100, num)))},
+        "predictions": {"probs": (("pred_point", "class"), probs)},
+        "predictions_constant_data": {"y": ("pred_point", labels)},
+    }
+    tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
+    assert find(diagnose(tree), "row_order").status == "fail"
+    shuffled = {"y": ("pred_point", rng.permutation(labels))}
+    tree["predictions_constant_data"] = xr.DataTree(xr.Dataset(shuffled))
+    assert find(diagnose(tree), "row_order").status == "pass"
 
 
 def test_one_weight_of_many_beside_its_posterior_is_seen():

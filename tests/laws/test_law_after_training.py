@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.vi import elbo as elbo_module
-from pyrobnn.inference.vi.elbo import Work
+from pyrobnn.inference.vi import elbo_value as elbo_module
+from pyrobnn.inference.vi.elbo_value import Work
 from pyrobnn.inference.vi.guide_fit import build_elbo
 from pyrobnn.posterior.prediction import hooked
 

@@ -241,6 +241,16 @@ def test_members_far_below_the_best_take_an_end_that_nobody_has():
     assert paths.best_ends(alike) == [0, 2]
 
 
+@pytest.mark.parametrize("method", [SEARCH, pb.DeepEnsemble(num_members=2, num_steps=100)])
+def test_where_all_paths_together_diverge_they_follow_one_another(method, monkeypatch):
+    def diverged(*_):
+        raise FloatingPointError
+
+    monkeypatch.setattr(paths.Search, "_all_at_once", diverged)
+    posterior = replace(method, compile=False).fit(model(), *waves())
+    assert posterior.draws["likelihood.scale"].isfinite().all()
+
+
 def test_the_seed_moves_the_other_starts():
     problem = prepare(model(), *waves(), points="free")
     start = problem.density.initial(model().initial_values())

@@ -17,7 +17,7 @@ from pyrobnn.core.groups import MOVED
 from pyrobnn.diagnostics import Evidence, diagnose
 from pyrobnn.diagnostics.judge import other_target
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.vi.elbo import importance_stats
+from pyrobnn.inference.vi.elbo_value import importance_stats
 from pyrobnn.posterior import Posterior, invariance
 
 X = torch.linspace(-2, 2, 60)[:, None]

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers import seeded
 
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
@@ -168,7 +169,9 @@ class Branching(torch.nn.Linear):
 def test_a_net_that_runs_one_draw_at_a_time_has_starts_elsewhere():
     x = torch.linspace(-1.0, 1.0, 20)[:, None]
     starts = []
-    for layer in (Branching(1, 1), torch.nn.Linear(1, 1)):
+    with seeded(0):
+        layers = (Branching(1, 1), torch.nn.Linear(1, 1))
+    for layer in layers:
         noise = pb.likelihoods.HomoskedasticGaussian(0.3)
         model = pb.BNN(torch.nn.Sequential(layer), pb.priors.FanInNormal(), noise)
         point = pb.MAP(num_steps=5, compile=False).fit(model, x, x)
@@ -182,13 +185,13 @@ def test_nested_rhat_sees_groups_that_remember_their_start():
     assert nested_rhat(forgot, 16).max() < 1.02
     remembers = forgot + np.repeat(rng.normal(size=16), 16)
     assert nested_rhat(remembers, 16).min() > 1.2
-    assert arrival(forgot, 16).arrived and not arrival(remembers, 16).arrived
+    assert arrival(forgot, 16).is_converged and not arrival(remembers, 16).is_converged
 
 
 def test_chains_that_stand_still_have_not_arrived():
     rng = np.random.default_rng(0)
     still = np.repeat(rng.normal(size=(3, 1, 256)), 8, 1) + 0.1 * rng.normal(size=(3, 8, 256))
-    assert nested_rhat(still, 16).max() < 1.1 and not arrival(still, 16).arrived
+    assert nested_rhat(still, 16).max() < 1.1 and not arrival(still, 16).is_converged
     assert effective_draws(still) < 300 < 1000 < effective_draws(rng.normal(size=(3, 8, 256)))
 
 
@@ -197,6 +200,6 @@ def test_what_drifts_has_not_arrived():
     values = rng.normal(size=(3, 8, 16 * 16))
     growing = values * np.linspace(0.7, 1.3, 8)[:, None]
     rising = values + np.linspace(-0.4, 0.4, 8)[:, None]
-    assert not arrival(growing, 16).arrived
-    assert not arrival(rising, 16).arrived
-    assert not arrival(np.full((1, 8, 256), np.nan), 16).arrived
+    assert not arrival(growing, 16).is_converged
+    assert not arrival(rising, 16).is_converged
+    assert not arrival(np.full((1, 8, 256), np.nan), 16).is_converged

@@ -193,6 +193,7 @@ def test_trees_hold_all_groups_and_are_readable_again(posterior, tmp_path):
         "observed_data",
         "constant_data",
         "posterior_predictive",
+        "replicates",
         "function",
         "prior",
         "prior_predictive",

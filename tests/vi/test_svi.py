@@ -28,7 +28,7 @@ from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.svi import SVI, Guide
 from pyrobnn.inference.vi import kl_schedules
-from pyrobnn.inference.vi.elbo import elbo_findings
+from pyrobnn.inference.vi.elbo_value import elbo_findings
 from pyrobnn.inference.vi.families import FullRank
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.graph_nodes import library_calls

@@ -19,7 +19,7 @@ import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.svi import SVI
-from pyrobnn.inference.vi import elbo as elbo_module
+from pyrobnn.inference.vi import elbo_value as elbo_module
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.guide_fit import build_elbo
 from pyrobnn.inference.vi.local_noise import LocalNoise

@@ -67,17 +67,17 @@ class Cost:
     def of_head(
         cls,
         width: int,
-        num_columns: int,
+        num_in: int,
         num_rows: int,
     ) -> Cost:
         """By the structure of a linear last layer."""
-        size = width * num_columns
-        formed = 1.0 * num_rows * num_columns**2 * width * (width + 1)
-        return cls(4 * size**2 * 8, formed + size**3 / 3 + 2000.0 * size**2)
+        size = width * num_in
+        products = 1.0 * num_rows * num_in**2 * width * (width + 1)
+        return cls(4 * size**2 * 8, products + size**3 / 3 + 2000.0 * size**2)
 
 
 @dataclass(frozen=True, eq=False)
-class Formed:
+class ChosenCurvature:
     """A ``curvature``, the ``structure`` it has, and the ``notes`` on the choice."""
 
     curvature: Curvature
@@ -97,12 +97,12 @@ class Formed:
         return record
 
 
-def formed_curvature(
+def chosen_curvature(
     jacobian: NetworkJacobian,
     centre: Centre,
     structure: str,
     prior_prec: Tensor,
-) -> Formed:
+) -> ChosenCurvature:
     """The whitened Gauss-Newton matrix at a centre; of ``"auto"`` in the best form that is cheap.
 
     Raises:
@@ -120,24 +120,24 @@ def formed_curvature(
     head = None
     cost = rows_cost
     if structure in ("auto", "full", "kron") and jacobian.size > _FEW_WEIGHTS:
-        of_classes = type(centre.bnn.likelihood) is Categorical
-        head = LinearHead.of(jacobian, x, centre.root, of_classes)
+        is_softmax = type(centre.bnn.likelihood) is Categorical
+        head = LinearHead.of(jacobian, x, centre.root, is_softmax)
     if head is not None:
         head_cost = Cost.of_head(head.width, head.inputs.shape[1], len(x))
         cost = rows_cost.or_less(head_cost)
-    chosen, notes = _chosen(structure, jacobian, cost, head)
+    chosen, notes = _choose_structure(structure, jacobian, cost, head)
     if head is not None and chosen != "diag" and (cost is not rows_cost or chosen == "kron"):
-        return Formed(head_curvature(jacobian, head, chosen, prior_prec), chosen, notes)
-    return Formed(ggn(jacobian, x, centre.root, chosen, prior_prec), chosen, notes)
+        return ChosenCurvature(head_curvature(jacobian, head, chosen, prior_prec), chosen, notes)
+    return ChosenCurvature(ggn(jacobian, x, centre.root, chosen, prior_prec), chosen, notes)
 
 
-def _chosen(
+def _choose_structure(
     structure: str,
     jacobian: NetworkJacobian,
     cost: Cost,
     head: LinearHead | None,
 ) -> tuple[Structure, tuple[Finding, ...]]:
-    """The structure for what was asked for, and that it is not the full one."""
+    """The structure for what was asked for; and where ``"auto"`` is not the full one, the finding that says so."""
     if structure != "auto":
         return structure, ()  # type: ignore[return-value]
     if cost.is_small or (head is not None and head.is_product()):

@@ -38,10 +38,10 @@ class Block(Protocol):
     def quad(self, delta: Tensor) -> Tensor:
         """δᵀ Λ δ for δ (\\*batch, p); (\\*batch,)."""
 
-    def root(self, rows: Tensor) -> Tensor:
-        """``rows`` Λ^(-1/2), (M, p); times its own transpose it is the covariance of ``rows`` (M, p).
+    def whitened(self, vectors: Tensor) -> Tensor:
+        """``vectors`` Λ^(-1/2), (M, p); times its own transpose it is the covariance of ``vectors`` (M, p).
 
-        It is `sample` transposed: ``sample(root(rows))`` is ``rows`` Λ⁻¹.
+        It is `sample` transposed: ``sample(whitened(vectors))`` is ``vectors`` Λ⁻¹.
         """
 
 
@@ -66,10 +66,10 @@ class DenseBlock:
     def quad(self, delta: Tensor) -> Tensor:
         return (delta.to(self.prec_tril) @ self.prec_tril).square().sum(-1)
 
-    def root(self, rows: Tensor) -> Tensor:
+    def whitened(self, vectors: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(
             self.prec_tril,
-            rows.to(self.prec_tril).T,
+            vectors.to(self.prec_tril).T,
             upper=False,
         ).T
 
@@ -95,12 +95,12 @@ class LowRankBlock:
         return noise + (noise @ self.basis * ((1 + self.values).rsqrt() - 1)) @ self.basis.T
 
     def quad(self, delta: Tensor) -> Tensor:
-        white = delta.to(self.basis) / self.scale
-        inside = (white @ self.basis).double().square() * self.values
-        return white.double().square().sum(-1) + inside.sum(-1)
+        scaled = delta.to(self.basis) / self.scale
+        data_squares = (scaled @ self.basis).double().square() * self.values
+        return scaled.double().square().sum(-1) + data_squares.sum(-1)
 
-    def root(self, rows: Tensor) -> Tensor:
-        return self._shrunk(rows.to(self.basis) * self.scale)
+    def whitened(self, vectors: Tensor) -> Tensor:
+        return self._shrunk(vectors.to(self.basis) * self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +120,13 @@ class DiagBlock:
     def quad(self, delta: Tensor) -> Tensor:
         return (delta.double().square() * self.prec).sum(-1)
 
-    def root(self, rows: Tensor) -> Tensor:
-        return rows.to(self.prec) * self.prec.rsqrt()
+    def whitened(self, vectors: Tensor) -> Tensor:
+        return vectors.to(self.prec) * self.prec.rsqrt()
 
 
 @dataclass(frozen=True, eq=False)
 class KronBlock:
-    r"""Λ of a layer's matrix (rows, columns): eigenvectors of both factors and the precision in their basis.
+    r"""Λ of a layer's matrix (out, in): eigenvectors of both factors and the precision ``prec`` in their basis.
 
     .. math:: \theta = (U_{out}\, (\varepsilon / \sqrt{\mathrm{prec}})\, U_{in}^\top)\, \mathrm{diag}(\mathrm{scale})
     """
@@ -142,20 +142,21 @@ class KronBlock:
         return self.prec.double().log().sum() - 2 * len(self.prec) * self.scale.double().log().sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        white = noise.to(self.prec).reshape(-1, *self.prec.shape) * self.prec.rsqrt()
-        return ((self.out_basis @ white @ self.in_basis.T) * self.scale).flatten(1)
+        rotated = noise.to(self.prec).reshape(-1, *self.prec.shape) * self.prec.rsqrt()
+        return ((self.out_basis @ rotated @ self.in_basis.T) * self.scale).flatten(1)
 
     def quad(self, delta: Tensor) -> Tensor:
-        white = self._rotated(
-            delta.to(self.prec).reshape(*delta.shape[:-1], *self.prec.shape) / self.scale
-        )
-        return (white.square() * self.prec).double().sum((-1, -2))
+        matrices = delta.to(self.prec).reshape(*delta.shape[:-1], *self.prec.shape)
+        rotated = self._rotated(matrices / self.scale)
+        return (rotated.square() * self.prec).double().sum((-1, -2))
 
-    def root(self, rows: Tensor) -> Tensor:
-        white = self._rotated(rows.to(self.prec).reshape(-1, *self.prec.shape) * self.scale)
-        return (white * self.prec.rsqrt()).flatten(1)
+    def whitened(self, vectors: Tensor) -> Tensor:
+        matrices = vectors.to(self.prec).reshape(-1, *self.prec.shape)
+        rotated = self._rotated(matrices * self.scale)
+        return (rotated * self.prec.rsqrt()).flatten(1)
 
     def _rotated(self, matrix: Tensor) -> Tensor:
+        """A matrix (\\*batch, out, in) in the eigenvectors' basis."""
         return self.out_basis.T @ matrix @ self.in_basis
 
 
@@ -200,10 +201,10 @@ class BlockNormal(TorchDistribution):
             dtype=self.loc.dtype,
             device=self.loc.device,
         )
-        steps = []
+        offsets = []
         for block, block_noise in zip(self.blocks, noise.split(self.splits, 1)):
-            steps.append(block.sample(block_noise).to(self.loc))
-        return (torch.cat(steps, 1) + self.loc).reshape(shape + self.event_shape)
+            offsets.append(block.sample(block_noise).to(self.loc))
+        return (torch.cat(offsets, 1) + self.loc).reshape(shape + self.event_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,), float64."""
@@ -258,7 +259,7 @@ class BlockGaussian:
         held = self.layout.constrain(self.loc.to(self.layout.dtype))
         draws = {name: value.expand(num_draws, *value.shape) for name, value in held.items()}
         for site in self.sites:
-            z = self._of_site(coordinates, site).to(self.layout.dtype)
+            z = self._site_coordinates(coordinates, site).to(self.layout.dtype)
             draws[site.name] = site.transform(z.reshape(-1, *site.unconstrained_shape))
         return draws
 
@@ -267,13 +268,13 @@ class BlockGaussian:
         """Whether some sites are held, and those that are drawn can be transformed without them."""
         return len(self.sites) < len(self.layout.sites) and not self.layout.dependent
 
-    def _of_site(self, coordinates: Tensor, site: Site) -> Tensor:
+    def _site_coordinates(self, coordinates: Tensor, site: Site) -> Tensor:
         """The coordinates of a site (\\*batch, size) among those of the blocks (\\*batch, p), else at the mode."""
-        place = torch.searchsorted(self._sorted, torch.arange(site.start, site.stop).to(self.index))
-        place = place.clamp_max(len(self.index) - 1)
-        inside = self._sorted[place] == torch.arange(site.start, site.stop).to(self.index)
+        site_index = torch.arange(site.start, site.stop).to(self.index)
+        place = torch.searchsorted(self._sorted, site_index).clamp_max(len(self.index) - 1)
+        is_drawn = self._sorted[place] == site_index
         drawn = coordinates[..., self._order[place]].to(self.loc)
-        return torch.where(inside, drawn, self.loc[site.start : site.stop])
+        return torch.where(is_drawn, drawn, self.loc[site.start : site.stop])
 
     def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
         """log q of constrained draws (\\*batch, \\*shape), over the subset's sites; (\\*batch,)."""
@@ -287,19 +288,19 @@ class BlockGaussian:
 
     def _log_prob_of_drawn(self, draws: Mapping[str, Tensor]) -> Tensor:
         """As :meth:`log_prob`, without a flat vector of all sites, of which most are held."""
-        flat = []
+        pieces = []
         log_jacobian: Tensor | float = 0.0
         for site in self.sites:
             value = torch.as_tensor(draws[site.name], device=self.loc.device).to(self.layout.dtype)
             batch = value.shape[: value.dim() - len(site.shape)]
             u = site.transform.inv(value)
-            flat.append(u.reshape(*batch, -1))
+            pieces.append(u.reshape(*batch, -1))
             if not is_identity(site.transform):
                 term = site.transform.log_abs_det_jacobian(u, value)
                 log_jacobian = log_jacobian + term.reshape(*batch, -1).sum(-1)
-        known = torch.cat([torch.arange(site.start, site.stop) for site in self.sites])
-        place = torch.searchsorted(known.to(self.index), self.index)
-        return self.distribution.log_prob(torch.cat(flat, -1)[..., place]) - log_jacobian
+        sites_index = torch.cat([torch.arange(site.start, site.stop) for site in self.sites])
+        place = torch.searchsorted(sites_index.to(self.index), self.index)
+        return self.distribution.log_prob(torch.cat(pieces, -1)[..., place]) - log_jacobian
 
     def guide(self, *args: Data, **kwargs: Data) -> dict[str, Tensor]:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
@@ -327,13 +328,14 @@ class BlockGaussian:
             tensors["centre"] = self.centre
         if not self._holds_sites:
             return tensors
-        return {f"drawn_{name}": self._of_sites(value) for name, value in tensors.items()}
+        return {f"drawn_{name}": self._drawn_coordinates(value) for name, value in tensors.items()}
 
-    def _of_sites(self, z: Tensor) -> Tensor:
-        """The coordinates (…,) of the Gaussian's sites, of those of all sites (dim,)."""
+    def _drawn_coordinates(self, z: Tensor) -> Tensor:
+        """Of a whole flat vector (dim,) the coordinates of the sites that are drawn."""
         return torch.cat([z[site.start : site.stop] for site in self.sites])
 
     def _filled(self, coordinates: Tensor) -> Tensor:
+        """The whole flat vector (\\*batch, dim) with the coordinates of the blocks (\\*batch, p), else the mode."""
         z = self.loc.expand(*coordinates.shape[:-1], -1).clone()
         z[..., self.index] = coordinates.to(z)
         return z.to(self.layout.dtype)

@@ -109,7 +109,7 @@ class Curvature(ABC):
 
     Attributes: ``index`` (p,) coordinates; ``group_names`` of the layers (a site's name without its last part) and
         ``group`` (p,), each coordinate's; ``averaged``: whether a layer's prior precision had to be averaged over its
-        output rows; ``top``, the largest eigenvalue, in prior precisions, ``cut``, below which one counts as zero, and
+        outputs; ``top``, the largest eigenvalue, in prior precisions, ``cut``, below which one counts as zero, and
         ``num_cut`` of the directions taken as zero.
     """
 
@@ -161,16 +161,16 @@ class FullCurvature(Curvature):
     one factor τ the eigenvalues alone. Where the prior drowns in the rounding of H̃, a factorisation fails or counts
     rounding as curvature: then the spectrum is taken, and what float64 cannot tell from zero is zero.
 
-    Three states: ``rows`` and their spectrum (fewer rows than weights); ``matrix`` alone; ``matrix`` and its
+    Three states: ``whitened_rows`` and their spectrum (fewer rows than weights); ``matrix`` alone; ``matrix`` and its
     eigenvalues, found when first needed. ``cut`` and ``num_cut`` stay 0 until a spectrum is taken, and until then
     ``top`` is a bound, no less than the largest eigenvalue.
 
-    Attributes: ``rows`` (N·k, p), whitened, None on the side of the matrix; ``basis`` (p, r), eigenvectors of their
-        nonzero eigenvalues, which exists beside ``rows`` alone; ``matrix`` (p, p), H̃ in float64, empty beside ``rows``;
-        ``size``, the smaller of N·k and p: how many eigenvalues are looked for.
+    Attributes: ``whitened_rows`` (N·k, p) of the Jacobian, None on the side of the matrix; ``basis`` (p, r),
+        eigenvectors of their nonzero eigenvalues, which exists beside them alone; ``matrix`` (p, p), H̃ in float64,
+        empty beside the rows; ``size``, the smaller of N·k and p: how many eigenvalues are looked for.
     """
 
-    rows: Tensor | None = None
+    whitened_rows: Tensor | None = None
     _values: Tensor | None = None
     _grams: Tensor | None = None
 
@@ -182,21 +182,21 @@ class FullCurvature(Curvature):
         prior_prec: Tensor,
     ):
         super().__init__(jacobian, prior_prec)
-        whiten = prior_prec.rsqrt()
+        prior_sd = prior_prec.rsqrt()
         self.matrix = prior_prec.new_empty(0)
         with torch.no_grad():
-            _, root_of_row = next(_with_roots([x[:1]], root))
-            width = root_of_row(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
-        self.size = min(len(x) * width, jacobian.size)
-        chunks = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
-        whitened_rows = (
-            jacobian.rows(chunk, chunk_root)[1].flatten(0, 1) * whiten
+            f = jacobian.model.forward(jacobian.params, x[:1])
+            num_columns = root(f, rows=slice(0, 1)).shape[-1]
+        self.size = min(len(x) * num_columns, jacobian.size)
+        chunks = jacobian.chunks(x, 4 * num_columns * jacobian.size)  # float64 copies included
+        row_chunks = (
+            jacobian.rows(chunk, chunk_root)[1].flatten(0, 1) * prior_sd
             for chunk, chunk_root in _with_roots(chunks, root)
         )
         if self.size < jacobian.size:
-            self.rows = check_finite(torch.cat(list(whitened_rows)))
-            self._values, self.basis = _spectrum(self.rows)
-            self._set_resolution(self._values)
+            self.whitened_rows = check_finite(torch.cat(list(row_chunks)))
+            self._values, self.basis = _spectrum(self.whitened_rows)
+            self._note_resolution(self._values)
             return
         matrix = torch.zeros(
             jacobian.size,
@@ -204,8 +204,8 @@ class FullCurvature(Curvature):
             dtype=torch.float64,
             device=x.device,
         )
-        for rows in whitened_rows:
-            matrix += gram(rows)
+        for row_chunk in row_chunks:
+            matrix += gram(row_chunk)
         self._set_matrix(matrix)
 
     def _set_matrix(self, matrix: Tensor) -> None:
@@ -214,7 +214,7 @@ class FullCurvature(Curvature):
         # the Frobenius norm is no less than the largest eigenvalue
         self.top = float(torch.linalg.matrix_norm(self.matrix))
 
-    def _set_resolution(self, values: Tensor) -> None:
+    def _note_resolution(self, values: Tensor) -> None:
         """Note the largest eigenvalue, the cut, and how many lie below it; ``values`` are the others, ascending."""
         self.top = float(values[-1]) if len(values) else 0.0
         self.cut = self.top * self.size * _EPS
@@ -225,7 +225,7 @@ class FullCurvature(Curvature):
         if self._values is None:
             values = torch.linalg.eigvalsh(self.matrix)
             self._values = values[_resolved(values)]
-            self._set_resolution(self._values)
+            self._note_resolution(self._values)
         return self._values
 
     def _is_stiff(self, tau: Tensor, c: Tensor | float) -> bool:
@@ -238,11 +238,11 @@ class FullCurvature(Curvature):
         if len(tau) == 1:
             return (c * self._eigenvalues() / tau).log1p().sum() + prior
         # det(diag(τ) + c H̃) = det diag(τ) · det(I + W): W is c H̃ whitened by τ too, or the Gram matrix of its rows
-        if self.rows is None:
+        if self.whitened_rows is None:
             scale = self._spread(tau).rsqrt()
             whitened = c * self.matrix * scale * scale[:, None]
         else:
-            whitened = torch.einsum("g,gnm->nm", c / tau, self._layer_grams(self.rows))
+            whitened = torch.einsum("g,gnm->nm", c / tau, self._layer_grams(self.whitened_rows))
         if self._is_stiff(tau, c):  # its rounding exceeds the 1 that is added to it
             values = torch.linalg.eigvalsh(whitened)
             return torch.where(_resolved(values.detach()), values, 0.0).log1p().sum() + prior
@@ -254,37 +254,39 @@ class FullCurvature(Curvature):
         factor = torch.linalg.cholesky(whitened + identity)
         return 2 * factor.diagonal().log().sum() + prior
 
-    def _layer_grams(self, rows: Tensor) -> Tensor:
+    def _layer_grams(self, whitened_rows: Tensor) -> Tensor:
         """Gram matrix of the rows by layer (groups, N·k, N·k), float64; computed once."""
         if self._grams is None:
-            of_layers = [rows[:, self.group == layer] for layer in range(len(self.group_names))]
-            self._grams = torch.stack([gram(layer_rows.T) for layer_rows in of_layers])
+            layer_grams = []
+            for number in range(len(self.group_names)):
+                layer_grams.append(gram(whitened_rows[:, self.group == number].T))
+            self._grams = torch.stack(layer_grams)
         return self._grams
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
         """One block over all weights: dense where the matrix is factorised, else of low rank, by a spectrum."""
         weight_tau = self._spread(tau)
-        if self.rows is None and not self._is_stiff(tau, c):
-            root_prec = self.prior_prec.double().sqrt()
+        if self.whitened_rows is None and not self._is_stiff(tau, c):
+            inverse_sd = self.prior_prec.double().sqrt()
             # in place, for there may be thousands of weights
-            white = c * self.matrix
-            white.diagonal().add_(weight_tau)
+            whitened_prec = c * self.matrix
+            whitened_prec.diagonal().add_(weight_tau)
             # D^½ M D^½ = (D^½ L)(D^½ L)ᵀ: the factor is scaled by rows
-            factor = torch.linalg.cholesky(white, out=white)
-            return [DenseBlock(self.index, factor.mul_(root_prec.unsqueeze(1)))]
+            factor = torch.linalg.cholesky(whitened_prec, out=whitened_prec)
+            return [DenseBlock(self.index, factor.mul_(inverse_sd.unsqueeze(1)))]
         scale = (self.prior_prec.double() * weight_tau).rsqrt()
-        if self.rows is None:
+        if self.whitened_rows is None:
             self._eigenvalues()  # notes how much of them is resolved, which the findings say
             whitened = c * self.matrix * weight_tau.rsqrt() * weight_tau.rsqrt()[:, None]
             values, basis = torch.linalg.eigh(whitened)
             resolved = _resolved(values)
             return [LowRankBlock(self.index, scale, basis[:, resolved], values[resolved])]
-        scale = scale.to(self.rows)
+        scale = scale.to(self.whitened_rows)
         if len(tau) == 1:
             values = (c * self._eigenvalues() / tau).to(scale)
             return [LowRankBlock(self.index, scale, self.basis, values)]
         # factors that differ by layer turn the eigenvectors: another spectrum
-        values, basis = _spectrum(self.rows * (c / weight_tau).sqrt().to(scale))
+        values, basis = _spectrum(self.whitened_rows * (c / weight_tau).sqrt().to(scale))
         return [LowRankBlock(self.index, scale, basis, values.to(scale))]
 
 
@@ -321,16 +323,16 @@ class DiagCurvature(Curvature):
         return (self._spread(tau) + c * self.values).log().sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        white = self._spread(tau) + c * self.values
-        return [DiagBlock(self.index, (white * self.prior_prec).to(self.prior_prec))]
+        whitened_prec = self._spread(tau) + c * self.values
+        return [DiagBlock(self.index, (whitened_prec * self.prior_prec).to(self.prior_prec))]
 
 
 class _KronLayer(NamedTuple):
     """The decomposed Kronecker factors of a layer, whitened by the prior.
 
-    ``flat_index`` (out · in,) of its weights in the flat vector, row by row, and the ``group`` of their prior;
+    ``flat_index`` (out · in,) of its weights in the flat vector, output by output, and the ``group`` of their prior;
     ``out_basis`` and ``in_basis``, eigenvectors of B and of the whitened A; ``values`` (out, in), products of their
-    eigenvalues; ``scale`` (in,), the prior's standard deviation in a column.
+    eigenvalues; ``scale`` (in,), the prior's standard deviation of the weights of an input.
     """
 
     flat_index: Tensor
@@ -349,8 +351,8 @@ class KronCurvature(Curvature):
     over data n, columns k of the root of a datum's curvature and positions t of a convolution, with the inputs a of the
     layer and the gradients g at its outputs.
 
-    A product stays one under whitening only where the prior precision is the same in all output rows of a layer:
-    elsewhere each column of the layer's matrix has their mean, and ``averaged`` says so. Of ``top``, ``cut`` and
+    A product stays one under whitening only where the prior precision is the same for all outputs of a layer:
+    elsewhere each of its inputs has their mean, and ``averaged`` says so. Of ``top``, ``cut`` and
     ``num_cut`` the layer with the largest eigenvalue is the one reported.
     """
 
@@ -372,11 +374,11 @@ class KronCurvature(Curvature):
     def _decompose(
         self, jacobian: NetworkJacobian, all_factors: Iterable[tuple[Tensor, Tensor]]
     ) -> None:
-        """Set the layers, from A (columns, columns) and B (rows, rows) of each."""
+        """Set the layers, from A (in, in) and B (out, out) of each."""
         self.layers: list[_KronLayer] = []
         for layer, (in_factor, out_factor) in zip(jacobian.layers, all_factors):
-            columns_of_weights = jacobian.positions(layer)
-            layer_prec = self.prior_prec[columns_of_weights].double()
+            positions = jacobian.positions(layer)
+            layer_prec = self.prior_prec[positions].double()
             mean_prec = layer_prec.mean(0)
             self.averaged |= bool(((layer_prec - mean_prec).abs() > 1e-5 * mean_prec).any())
             scale = mean_prec.rsqrt()
@@ -388,7 +390,7 @@ class KronCurvature(Curvature):
                 self.top = largest
                 self.cut = largest * max(values.shape) * _EPS
                 self.num_cut = int((values == 0).sum())
-            group = int(self.group[columns_of_weights[0, 0]])
+            group = int(self.group[positions[0, 0]])
             flat_index = layer.index.reshape(-1)
             self.layers.append(_KronLayer(flat_index, group, out_basis, in_basis, values, scale))
 
@@ -416,17 +418,17 @@ class KronCurvature(Curvature):
 
 
 class _KroneckerSums:
-    """Sums over the data so far of what the factors A (columns, columns) and B (rows, rows) of a layer are made of."""
+    """Sums over the data so far of what the factors A (in, in) and B (out, out) of a layer are made of."""
 
     def __init__(self, layer: Layer) -> None:
-        num_rows, num_columns = layer.index.shape
-        wide = partial(
+        num_out, num_in = layer.index.shape
+        zeros = partial(
             torch.zeros,
             dtype=torch.float64,
             device=layer.index.device,
         )
-        self.inputs = wide(num_columns, num_columns)
-        self.grads = wide(num_rows, num_rows)
+        self.inputs = zeros(num_in, num_in)
+        self.grads = zeros(num_out, num_out)
         self.count = 0
 
     def add(self, factors: Factors) -> None:
@@ -476,10 +478,10 @@ def _decomposed(factor: Tensor) -> tuple[Tensor, Tensor]:
 
 def gram(matrix: Tensor) -> Tensor:
     """MᵀM in float64. NumPy's product of a matrix with its own transpose does half the work on the CPU (BLAS syrk)."""
-    wide = matrix.double()
-    if wide.device.type != "cpu":
-        return wide.T @ wide
-    array = wide.numpy()
+    matrix = matrix.double()
+    if matrix.device.type != "cpu":
+        return matrix.T @ matrix
+    array = matrix.numpy()
     return torch.from_numpy(array.T @ array)
 
 
@@ -502,18 +504,21 @@ def hessian(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
         >>> hessian(program, torch.ones(2)).diagonal()
         tensor([4., 4.], dtype=torch.float64)
     """
-    columns = torch.cat([block for _, block in _columns(density, z, index)]).double()
+    columns = torch.cat([chunk for _, chunk in _columns(density, z, index)]).double()
     return (columns + columns.T) / 2
 
 
 def hessian_diagonal(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
     """Diagonal (p,) of :func:`hessian`, float64, without the matrix in memory."""
-    diagonal = [block.gather(1, rows[:, None])[:, 0] for rows, block in _columns(density, z, index)]
+    diagonal = [
+        columns.gather(1, numbers[:, None])[:, 0]
+        for numbers, columns in _columns(density, z, index)
+    ]
     return torch.cat(diagonal).double()
 
 
 def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Columns of the Hessian by chunks of basis vectors, with their numbers."""
+    """The numbers (m,) of some columns of the Hessian and these, (m, p); chunk by chunk."""
     index = torch.arange(len(z), device=z.device) if index is None else index
     z = z.detach()
     centre = z[index]
@@ -524,8 +529,8 @@ def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tupl
         # summed in float64
         return torch.func.grad(lambda values: slope(values) @ direction)(centre)
 
-    data = max((arg.numel() for arg in density.args if isinstance(arg, Tensor)), default=1)
-    at_once = max(1, CHUNK_SCALARS // (64 * max(len(index), data)))
-    for rows in torch.arange(len(index), device=z.device).split(at_once):
-        basis = torch.nn.functional.one_hot(rows, len(index)).to(z)
-        yield rows, torch.func.vmap(product)(basis).detach()
+    num_scalars = max((arg.numel() for arg in density.args if isinstance(arg, Tensor)), default=1)
+    chunk_size = max(1, CHUNK_SCALARS // (64 * max(len(index), num_scalars)))
+    for numbers in torch.arange(len(index), device=z.device).split(chunk_size):
+        basis = torch.nn.functional.one_hot(numbers, len(index)).to(z)
+        yield numbers, torch.func.vmap(product)(basis).detach()

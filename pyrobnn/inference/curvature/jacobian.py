@@ -19,6 +19,9 @@ from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.gradient import REVERSE_ONLY, at_each
 from pyrobnn.posterior.prediction import hooked
 
+#: scalars of the largest intermediate kept at once, 64 MiB of float32
+CHUNK_SCALARS = 2**24
+
 #: network output (N, width) → columns (N, width, k) to pull back
 Root = Callable[[Tensor], Tensor]
 
@@ -28,7 +31,7 @@ _FORWARD_DERIVATIVE = Turn()
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer ``name`` with ``index`` (rows, columns) of its matrix [``weight``, ``bias``] in the flat vector."""
+    """A layer ``name`` with ``index`` (out, in) of its matrix [``weight``, ``bias``] in the flat vector."""
 
     name: str
     index: Tensor
@@ -40,18 +43,18 @@ class Layer:
 class Factors:
     """What one layer contributes for a batch.
 
-    Attributes: ``inputs`` (N, T, columns), bias column of ones last, T = positions that share the weight (1 for a plain
-        linear layer); ``grads`` (N, k, T, rows), k columns pulled back from the output.
+    Attributes: ``inputs`` (N, T, in), the bias's ones last, T = positions that share the weight (1 for a plain linear
+        layer); ``grads`` (N, k, T, out), k columns pulled back from the output.
     """
 
     inputs: Tensor
     grads: Tensor
 
     def rows(self) -> Tensor:
-        """Per-datum gradients of the matrix, (N, k, rows, columns)."""
+        """Per-datum gradients of the matrix, (N, k, out, in)."""
         if self.inputs.shape[1] == 1:
             return self.grads.squeeze(2).unsqueeze(-1) * self.inputs.unsqueeze(1)
-        return torch.einsum("nktr,ntc->nkrc", self.grads, self.inputs)
+        return torch.einsum("nkto,nti->nkoi", self.grads, self.inputs)
 
 
 def _find_layers(
@@ -93,8 +96,8 @@ def _places(
 def _layer(name: str, places: Mapping[str, Tensor]) -> Layer:
     """The layer whose ``weight``, ``bias`` or both have these places in the flat vector."""
     parameters = [parameter for parameter in ("weight", "bias") if parameter in places]
-    columns = [places[parameter].reshape(len(places[parameter]), -1) for parameter in parameters]
-    return Layer(name, torch.cat(columns, 1), "weight" in places, "bias" in places)
+    matrices = [places[parameter].reshape(len(places[parameter]), -1) for parameter in parameters]
+    return Layer(name, torch.cat(matrices, 1), "weight" in places, "bias" in places)
 
 
 def _is_supported(module: nn.Module) -> bool:
@@ -167,8 +170,8 @@ def _layer_factors(
         for k in range(columns.shape[-1])
     ]
     factors = []
-    for layer, of_columns in zip(layers, zip(*pulled), strict=True):
-        grads = torch.stack(of_columns, 1)
+    for layer, layer_grads in zip(layers, zip(*pulled), strict=True):
+        grads = torch.stack(layer_grads, 1)
         factors.append(_factors(modules[layer.name], layer, inputs[layer.name], grads))
     return value, factors
 
@@ -200,16 +203,16 @@ def _factors(
         grads = grads.flatten(3).transpose(2, 3)
     else:
         grads = grads.reshape(n, k, -1, grads.shape[-1])
-    parts = []
+    multiplied = []
     if layer.weight:
-        parts.append(_unfolded(module, inputs, n).to(grads.dtype))
+        multiplied.append(_unfolded(module, inputs, n).to(grads.dtype))
     if layer.bias:
-        parts.append(grads.new_ones(n, grads.shape[2], 1))
-    return Factors(torch.cat(parts, -1), grads)
+        multiplied.append(grads.new_ones(n, grads.shape[2], 1))
+    return Factors(torch.cat(multiplied, -1), grads)
 
 
 def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
-    """What the weight multiplies, (N, positions, columns); of a convolution the patches."""
+    """What the weight multiplies, (N, positions, in); of a convolution the patches."""
     if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
         return inputs.reshape(n, -1, inputs.shape[-1])
     sizes = [module.kernel_size, module.stride, module.dilation]
@@ -261,10 +264,6 @@ def _load_decompositions() -> None:
         warnings.filterwarnings("ignore", message=".*torch.jit.script")
         point = torch.ones(())
         torch.func.jvp(torch.sin, (point,), (point,))
-
-
-#: scalars of the largest intermediate kept at once, 64 MiB of float32
-CHUNK_SCALARS = 2**24
 
 
 class NetworkJacobian:
@@ -336,7 +335,7 @@ class NetworkJacobian:
             self.layers = []
             return
         product = self.joined(factors)
-        true = self._general(points, root(f))
+        true = self._rows_by_vjp(points, root(f))
         scale = true.abs().amax().clamp_min(1e-30)
         error = float((product - true).abs().amax() / scale)
         if not error < 1e3 * torch.finfo(true.dtype).eps ** 0.75:
@@ -349,7 +348,7 @@ class NetworkJacobian:
         return _layer_factors(self.model.eval_net, params, self.layers, x, root)
 
     def linear_head(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Output (N, width) and the layer's inputs (N, columns) where one layer varies, linear, and its output is f.
+        """Output (N, width) and the layer's inputs (N, in) where one layer varies, linear, and its output is f.
 
         None of any other net: where something follows the layer, or it is given more than one vector for a row.
         """
@@ -363,21 +362,21 @@ class NetworkJacobian:
         outputs = []
         inputs = []
         for piece in x.split(max(1, CHUNK_SCALARS // max(x[:1].numel() + layer.index.shape[1], 1))):
-            f, given, returned = _recorded_pass(
-                {layer.name: module}, self.model.eval_net, params, piece
-            )
-            rows = given[layer.name]
-            if rows.dim() != 2 or not torch.equal(f, returned[layer.name]):
+            recorded = _recorded_pass({layer.name: module}, self.model.eval_net, params, piece)
+            layer_inputs = recorded.inputs[layer.name]
+            is_output = torch.equal(recorded.f, recorded.outputs[layer.name])
+            if layer_inputs.dim() != 2 or not is_output:
                 return None
-            outputs.append(f.detach())
-            inputs.append(rows)
+            outputs.append(recorded.f.detach())
+            inputs.append(layer_inputs)
+        # the values may agree and the gradients not: what reaches the layer must be what was pulled back
         f, (factors,) = self.factors(x[:2], _few_columns)
         if not torch.equal(factors.grads.squeeze(2).mT, _few_columns(f)):
             return None
-        columns = torch.cat(inputs)
+        all_inputs = torch.cat(inputs)
         if layer.bias:
-            columns = nn.functional.pad(columns, (0, 1), value=1.0)
-        return torch.cat(outputs), columns
+            all_inputs = nn.functional.pad(all_inputs, (0, 1), value=1.0)
+        return torch.cat(outputs), all_inputs
 
     def factor_scalars(self, x: Tensor) -> int:
         """Numbers that the factors of one point take: a convolution's diagonal forms its rows."""
@@ -396,14 +395,14 @@ class NetworkJacobian:
         with torch.no_grad():
             f = self.model.forward(self.params, x)
             columns = _identity(f) if root is None else root(f)
-        return f, self._general(x, columns)
+        return f, self._rows_by_vjp(x, columns)
 
     def chunks(self, x: Tensor, scalars_per_point: int | None = None) -> Iterator[Tensor]:
         """Pieces of ``x`` whose rows stay within the memory bound."""
         yield from x.split(max(1, CHUNK_SCALARS // max(scalars_per_point or self.size * 2, 1)))
 
     def positions(self, layer: Layer) -> Tensor:
-        """Where the layer's matrix sits among the rows' p columns, (rows, columns)."""
+        """Where the layer's matrix stands among the coordinates (p,), (out, in)."""
         # index is sorted: sites come in the order of the flat vector
         return torch.searchsorted(self.index, layer.index.contiguous())
 
@@ -424,7 +423,8 @@ class NetworkJacobian:
         }
         return self.model.forward(self.params | moved, x)
 
-    def _general(self, x: Tensor, columns: Tensor) -> Tensor:
+    def _rows_by_vjp(self, x: Tensor, columns: Tensor) -> Tensor:
+        """Rows (N, k, p) of any net, by torch.func, point by point: the ``columns`` (N, width, k) pulled back."""
         centre = self.mode[self.index]
 
         def pulled_back(point: Tensor, column: Tensor) -> Tensor:

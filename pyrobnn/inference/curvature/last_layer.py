@@ -27,7 +27,7 @@ from pyrobnn.posterior.prediction import CHUNK_SCALARS
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class NetRows:
     """Outputs ``f`` (N, K) of a net, targets ``y``, and the ``features`` (N, p) that its last layer is given.
 
     ``features`` are None where nobody asks for them; ``seen``: the net was trained on these rows.
@@ -58,7 +58,7 @@ class LastLayer:
         self,
         layer: nn.Linear,
         likelihood: Likelihood,
-        rows: Rows,
+        rows: NetRows,
     ):
         self.layer = layer
         self.likelihood = likelihood
@@ -80,7 +80,7 @@ class LastLayer:
         if likelihood.targets.normal:
             self.tau_unit = self.out_values
 
-    def _inputs(self, rows: Rows) -> Tensor:
+    def _inputs(self, rows: NetRows) -> Tensor:
         """What the layer's matrix is multiplied by, (N, p), float64: the features, and a 1 where it has a bias."""
         inputs = cast(Tensor, rows.features).double()
         return inputs if self.layer.bias is None else nn.functional.pad(inputs, (0, 1), value=1.0)
@@ -89,7 +89,7 @@ class LastLayer:
         """The posterior precision in the bases, (K, p)."""
         return self.out_values[:, None] * self.in_values + tau * self.tau_unit[:, None]
 
-    def variance(self, rows: Rows, tau: float) -> Tensor:
+    def variance(self, rows: NetRows, tau: float) -> Tensor:
         """The variance (N, K) of the outputs in their basis; of rows trained on, each without its own part."""
         var = (self._inputs(rows) @ self.in_basis).square() @ self.precision(tau).reciprocal().T
         if not rows.seen:
@@ -106,7 +106,7 @@ class LastLayer:
             return probs @ self.out_basis.square() - (probs @ self.out_basis).square()
         return (self.likelihood.fisher_root(f, {}).mT @ self.out_basis).square().sum(1)
 
-    def without_itself(self) -> Rows:
+    def without_itself(self) -> NetRows:
         """The rows with outputs of a layer that has not seen them, by a step of Newton's.
 
         Where all rows are fitted surely there is no curvature left, and the step, which takes it for constant, has no
@@ -133,7 +133,7 @@ class LastLayer:
         name: str,
         likelihood: Likelihood,
         tau: float,
-        ratio: Tensor,
+        precision_ratio: Tensor,
         x: Tensor,
         seed: int,
     ) -> Posterior:
@@ -144,12 +144,12 @@ class LastLayer:
             name: of the layer in it.
             likelihood: of the targets, with the noise that was found for them.
             tau: precision of the prior, in ``tau_unit``.
-            ratio: (K,), precision of that noise by the precision of the noise that the curvature was taken with.
+            precision_ratio: (K,), precision of that noise by that of the noise that the curvature was taken with.
             x: the inputs.
             seed: of the draws.
         """
-        prec = self.precision(tau) * ratio.to(self.in_values)[:, None]
-        width = (tau * self.tau_unit * ratio).rsqrt().to(self.rows.f)
+        prec = self.precision(tau) * precision_ratio.to(self.in_values)[:, None]
+        width = (tau * self.tau_unit * precision_ratio).rsqrt().to(self.rows.f)
         model = BNN(net, _normal_priors(net, name, width), likelihood)
         values = model.initial_values()
         layout = Density(

@@ -40,7 +40,7 @@ _LARGEST_ERROR = 0.05
 class LinearHead:
     """A layer whose output is the net's, with what it is given.
 
-    Attributes: ``inputs`` (N, columns) of the layer, a 1 for the bias last, and ``f`` (N, width), what it returns, both
+    Attributes: ``inputs`` (N, in) of the layer, a 1 for the bias last, and ``f`` (N, width), what it returns, both
         float64; ``root`` of the rows' curvature; ``probs`` (N, width) where that is diag(p) - ppᵀ, else None.
     """
 
@@ -56,14 +56,14 @@ class LinearHead:
         jacobian: NetworkJacobian,
         x: Tensor,
         root: _RowRoot,
-        of_classes: bool,
+        is_softmax: bool,
     ) -> LinearHead | None:
         """The head of a net of which one linear layer varies, the last; None of any other."""
         recorded = jacobian.linear_head(x)
         if recorded is None:
             return None
         f, inputs = recorded
-        probs = f.double().softmax(-1) if of_classes else None
+        probs = f.double().softmax(-1) if is_softmax else None
         return cls(jacobian.layers[0], inputs.double(), f, root, probs)
 
     @property
@@ -97,10 +97,10 @@ class LinearHead:
         """Whether all H_n are equal, so that H is one Kronecker product."""
         if self.probs is not None:
             return False
-        first = self.row_curvatures(slice(0, 1))
-        bound = 1e-12 * float(first.abs().max())
+        reference = self.row_curvatures(slice(0, 1))
+        bound = 1e-12 * float(reference.abs().max())
         return all(
-            float((self.row_curvatures(rows) - first).abs().max()) <= bound
+            float((self.row_curvatures(rows) - reference).abs().max()) <= bound
             for rows in self.pieces(2 * self.width**2)
         )
 
@@ -109,12 +109,12 @@ class LinearHead:
         return self.inputs.T @ self.inputs / len(self.inputs), self.summed_curvature()
 
     def product_error(self, scale: Tensor) -> float | None:
-        """‖H - A ⊗ B‖ / ‖H‖, Frobenius, whitened by ``scale`` (columns,); by 2000 rows at most; None if unknown."""
+        """‖H - A ⊗ B‖ / ‖H‖, Frobenius, whitened by ``scale`` (in,); by 2000 rows at most; None if unknown."""
         if self.probs is None:
             return None
-        step = -(-len(self.inputs) // _ROWS_OF_ERROR)
-        inputs = self.inputs[::step] * scale
-        probs = self.probs[::step]
+        stride = -(-len(self.inputs) // _ROWS_OF_ERROR)
+        inputs = self.inputs[::stride] * scale
+        probs = self.probs[::stride]
         squared_dots = (inputs @ inputs.T).square()
         # tr(H_n H_m) of diag(p) - ppᵀ and diag(q) - qqᵀ
         with_squares = probs @ probs.square().T
@@ -124,10 +124,10 @@ class LinearHead:
         in_factor = inputs.T @ inputs / len(inputs)
         out_factor = _summed(probs)
         # tr(H_n B) by row
-        of_rows = probs @ out_factor.diagonal() - ((probs @ out_factor) * probs).sum(1)
-        overlap = (of_rows * ((inputs @ in_factor) * inputs).sum(1)).sum()
-        of_product = in_factor.square().sum() * out_factor.square().sum()
-        squared_error = squared_norm - 2 * overlap + of_product
+        row_traces = probs @ out_factor.diagonal() - ((probs @ out_factor) * probs).sum(1)
+        overlap = (row_traces * ((inputs @ in_factor) * inputs).sum(1)).sum()
+        squared_norm_of_product = in_factor.square().sum() * out_factor.square().sum()
+        squared_error = squared_norm - 2 * overlap + squared_norm_of_product
         return float((squared_error.clamp_min(0) / squared_norm).sqrt())
 
 
@@ -142,7 +142,7 @@ class HeadCurvature(FullCurvature):
     Reference: Fast Estimation of tr(f(A)) via Stochastic Lanczos Quadrature (Ubaru, Chen & Saad, 2017).
     """
 
-    _nodes: tuple[Tensor, Tensor, Tensor] | None = None
+    _known_quadrature: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __init__(
         self,
@@ -150,30 +150,31 @@ class HeadCurvature(FullCurvature):
         head: LinearHead,
         prior_prec: Tensor,
     ):
+        # without FullCurvature's own, which forms the rows of the Jacobian
         Curvature.__init__(self, jacobian, prior_prec)
         self.size = jacobian.size
         self.head = head
         self.positions = jacobian.positions(head.layer)
         self.scale = prior_prec.double()[self.positions].rsqrt()
-        self._set_matrix(self._formed())
+        self._set_matrix(self._whitened_matrix())
 
-    def _formed(self) -> Tensor:
-        """H̃ (p, p), block by block of two outputs."""
+    def _whitened_matrix(self) -> Tensor:
+        """H̃ (p, p), block by block of two outputs, ``out`` and ``partner``, of which the second is no less."""
         head = self.head
         matrix = head.inputs.new_empty(self.size, self.size)
-        num_columns = head.inputs.shape[1]
-        for one in range(head.width):
-            blocks = head.inputs.new_zeros(head.width - one, num_columns, num_columns)
-            for rows in head.pieces(2 * num_columns + head.width**2):
-                curvatures = head.row_curvatures(rows)[:, one, one:]
+        num_in = head.inputs.shape[1]
+        for out in range(head.width):
+            blocks = head.inputs.new_zeros(head.width - out, num_in, num_in)
+            for rows in head.pieces(2 * num_in + head.width**2):
+                curvatures = head.row_curvatures(rows)[:, out, out:]
                 for block, weights in zip(blocks, curvatures.T):
                     block += _weighted_gram(head.inputs[rows], weights)
-            for other, block in enumerate(blocks, one):
-                block *= self.scale[other].unsqueeze(1)
-                block *= self.scale[one]
-                matrix[self.positions[other].unsqueeze(1), self.positions[one]] = block
-                if other > one:
-                    matrix[self.positions[one].unsqueeze(1), self.positions[other]] = block.T
+            for partner, block in enumerate(blocks, out):
+                block *= self.scale[partner].unsqueeze(1)
+                block *= self.scale[out]
+                matrix[self.positions[partner].unsqueeze(1), self.positions[out]] = block
+                if partner > out:
+                    matrix[self.positions[out].unsqueeze(1), self.positions[partner]] = block.T
         return matrix
 
     def _times(self, vectors: Tensor) -> Tensor:
@@ -203,35 +204,46 @@ class HeadCurvature(FullCurvature):
     def _quadrature(self) -> tuple[Tensor, Tensor, Tensor]:
         """Nodes and weights (probe, step) of Gauss's quadrature of tr g(H̃), and what they come from.
 
-        That is the tridiagonal matrices of Lanczos's iteration, (2, probe, step): diagonals, and what stands beside.
+        That is the tridiagonal matrices of Lanczos's iteration, (2, probe, step): diagonals, and off-diagonals.
         """
-        if self._nodes is None:
+        if self._known_quadrature is None:
             signs = torch.randint(
                 2,
                 (_NUM_PROBES, self.size),
                 generator=generator(0),
             )
             probes = (2.0 * signs - 1).to(self.matrix)
-            diagonal, beside = _lanczos(self._times, probes, min(_NUM_STEPS, self.size))
-            self._nodes = (*_gauss(diagonal, beside, self.size), torch.stack([diagonal, beside]))
-        return self._nodes
+            diagonal, off_diagonal = _lanczos(self._times, probes, min(_NUM_STEPS, self.size))
+            nodes, weights = _gauss(diagonal, off_diagonal, self.size)
+            self._known_quadrature = nodes, weights, torch.stack([diagonal, off_diagonal])
+        return self._known_quadrature
 
     def log_factor_error(self, ratio: float) -> float:
-        """Standard error of log τ at the best τ/c, ``ratio``; zero where eigenvalues are known."""
+        r"""Standard error of log τ at the best τ/c, ``ratio`` ρ; zero where eigenvalues are known.
+
+        At the highest evidence the number γ of directions that the data decide equals the mode's squared distance from
+        the prior mean, τ q, in variances of the scaled prior:
+
+        .. math:: \gamma - \tau q = 0, \qquad \gamma = \sum_i s_i, \quad s_i = \lambda_i / (\lambda_i + \rho)
+
+        The left side falls there by :math:`\gamma + \sum_i s_i (1 - s_i)` for each unit of log τ with c held. By the
+        delta method the error of log τ is that of γ by this slope; where c is tuned too, it is no larger.
+        """
         if self._values is not None:
             return 0.0
         nodes, weights, recurrence = self._quadrature()
-        # the number of directions that the data decide, whose slope in log τ is minus the second sum
         shares = nodes / (nodes + ratio)
-        decided = (weights * shares).sum(1) * _NUM_PROBES
-        slope = float((weights * shares * (1 - shares)).sum())
-        steps = 3 * recurrence.shape[2] // 4
-        diagonal, beside = recurrence[:, :, :steps]
-        shorter_nodes, shorter_weights = _gauss(diagonal, beside, self.size)
-        shorter = (shorter_weights * shorter_nodes / (shorter_nodes + ratio)).sum()
-        sampling = float(decided.std()) / _NUM_PROBES**0.5
-        truncation = abs(float(decided.mean() - shorter))
-        return (sampling**2 + truncation**2) ** 0.5 / (float(decided.mean()) + slope)
+        # γ by each random vector
+        num_decided = (weights * shares).sum(1) * _NUM_PROBES
+        slope = float(num_decided.mean()) + float((weights * shares * (1 - shares)).sum())
+        # the error by ending the iteration: what its last quarter has changed
+        num_steps = 3 * recurrence.shape[2] // 4
+        diagonal, off_diagonal = recurrence[:, :, :num_steps]
+        shorter_nodes, shorter_weights = _gauss(diagonal, off_diagonal, self.size)
+        shorter_sum = (shorter_weights * shorter_nodes / (shorter_nodes + ratio)).sum()
+        truncation = abs(float(num_decided.mean() - shorter_sum))
+        sampling = float(num_decided.std()) / _NUM_PROBES**0.5
+        return (sampling**2 + truncation**2) ** 0.5 / slope
 
     def is_certain(self, ratio: float) -> bool:
         """Whether τ is known well enough; else the eigenvalues are taken, for a search that begins again."""
@@ -250,6 +262,7 @@ class HeadKronCurvature(KronCurvature):
         head: LinearHead,
         prior_prec: Tensor,
     ):
+        # without KronCurvature's own, which has the factors from pulled-back gradients
         Curvature.__init__(self, jacobian, prior_prec)
         self._decompose(jacobian, [head.factors()])
         exact = head.is_product() and not self.averaged
@@ -286,34 +299,34 @@ def _weighted_gram(inputs: Tensor, weights: Tensor) -> Tensor:
 def _lanczos(
     times: Callable[[Tensor], Tensor], probes: Tensor, num_steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Diagonals (m, steps) of the tridiagonal matrices of vectors (m, p), and what stands beside them."""
+    """Diagonals (m, steps) of the tridiagonal matrices of vectors (m, p), and off-diagonals, the last of no use."""
     num_probes, size = probes.shape
     basis = probes.new_zeros(num_probes, num_steps, size)
     diagonal = probes.new_zeros(num_probes, num_steps)
-    beside = probes.new_zeros(num_probes, num_steps)
+    off_diagonal = probes.new_zeros(num_probes, num_steps)
     vector = probes / probes.norm(dim=1, keepdim=True)
     for step in range(num_steps):
         basis[:, step] = vector
         image = times(vector)
         diagonal[:, step] = (vector * image).sum(1)
-        done = basis[:, : step + 1]
+        basis_so_far = basis[:, : step + 1]
         # once loses half of the digits, which sums of random vectors do not have
-        overlaps = torch.bmm(done, image.unsqueeze(2))
-        image = image - torch.bmm(done.mT, overlaps).squeeze(2)
-        beside[:, step] = image.norm(dim=1)
+        overlaps = torch.bmm(basis_so_far, image.unsqueeze(2))
+        image = image - torch.bmm(basis_so_far.mT, overlaps).squeeze(2)
+        norm = image.norm(dim=1)
+        vector = image / norm.clamp_min(1e-300).unsqueeze(1)
         # the space of a probe may be exhausted
-        vector = image / beside[:, step].clamp_min(1e-300).unsqueeze(1)
-        exhausted = beside[:, step] <= 1e-14 * diagonal.abs().amax(1)
-        beside[exhausted, step] = 0.0
+        exhausted = norm <= 1e-14 * diagonal.abs().amax(1)
+        off_diagonal[:, step] = torch.where(exhausted, 0.0, norm)
         vector[exhausted] = 0.0
-    return diagonal, beside
+    return diagonal, off_diagonal
 
 
-def _gauss(diagonal: Tensor, beside: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _gauss(diagonal: Tensor, off_diagonal: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights (m, steps) of tridiagonal matrices; their weights sum to ``size`` over all."""
-    off = beside[:, :-1]
+    between = off_diagonal[:, :-1]
     matrices = torch.diag_embed(diagonal)
-    matrices += torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+    matrices += torch.diag_embed(between, 1) + torch.diag_embed(between, -1)
     values, vectors = torch.linalg.eigh(matrices)
     weights = vectors[:, 0].square() * (size / len(diagonal))
     return values.clamp_min(0.0), cast(Tensor, weights)

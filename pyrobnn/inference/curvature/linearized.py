@@ -61,19 +61,19 @@ class Linearized(SubsetNetwork):
     ):
         super().__init__(jacobian, features)
         self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]
-        inside = set(jacobian.index.tolist())
-        self.blocks = [block for block in blocks if int(block.index[0]) in inside]
+        coordinates = set(jacobian.index.tolist())
+        self.blocks = [block for block in blocks if int(block.index[0]) in coordinates]
 
     def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f(θ*) + J (θ − θ*) as a function of the features."""
         jacobian = self.jacobian
-        parts = [site.transform.inv(params[site.name]).reshape(-1) for site in jacobian.sites]
-        return self._moved(x, torch.cat(parts) - jacobian.mode[jacobian.index])
+        pieces = [site.transform.inv(params[site.name]).reshape(-1) for site in jacobian.sites]
+        return self._output_at(x, torch.cat(pieces) - jacobian.mode[jacobian.index])
 
-    def _moved(self, x: Tensor, by: Tensor) -> Tensor:
-        """f(θ*) + J δ, (N, width)."""
+    def _output_at(self, x: Tensor, delta: Tensor) -> Tensor:
+        """f(θ*) + J δ, (N, width), for δ (p,)."""
         jacobian = self.jacobian
-        f, slope = jvp(lambda z: jacobian.output(z, x), jacobian.mode[jacobian.index], by)
+        f, slope = jvp(lambda z: jacobian.output(z, x), jacobian.mode[jacobian.index], delta)
         return f + slope
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,14 +90,15 @@ class Linearized(SubsetNetwork):
         covs = []
         width = jacobian.model.forward(jacobian.params, x[:1]).shape[1]
         size = jacobian.factor_scalars(x) if self._by_products else 4 * width * jacobian.size
-        for rows in jacobian.chunks(x, size):
-            f, cov = self._product_moments(rows) if self._by_products else self._row_moments(rows)
-            means.append(f if self.shift is None else self._moved(rows, self.shift))
+        for chunk in jacobian.chunks(x, size):
+            f, cov = self._product_moments(chunk) if self._by_products else self._row_moments(chunk)
+            means.append(f if self.shift is None else self._output_at(chunk, self.shift))
             covs.append(cov.to(f))
         return torch.cat(means), torch.cat(covs)
 
     @property
     def _by_products(self) -> bool:
+        """Whether the moments come of the layers' factors: the network has them, and each block goes with them."""
         return bool(self.jacobian.layers) and all(
             isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks
         )
@@ -127,11 +128,12 @@ class Linearized(SubsetNetwork):
         return f, cast(Tensor, total)
 
     def _row_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and covariances by the rows of the Jacobian, whitened by the posterior."""
         f, rows = self.jacobian.rows(x)
         rows = rows.flatten(0, 1)
-        root = torch.cat([block.root(self._columns(rows, block)) for block in self.blocks], 1)
-        root = root.reshape(*f.shape, -1)
-        return f, root @ root.transpose(1, 2)
+        whitened = [block.whitened(self._columns(rows, block)) for block in self.blocks]
+        whitened_rows = torch.cat(whitened, 1).reshape(*f.shape, -1)
+        return f, whitened_rows @ whitened_rows.transpose(1, 2)
 
     def _columns(self, rows: Tensor, block: Block) -> Tensor:
         """The block's columns of ``rows``; zero for coordinates that the network does not depend on (the noise)."""
@@ -152,9 +154,9 @@ def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient:
     <https://arxiv.org/abs/2206.08900>`_.
     """
     mode = jacobian.mode.clone()
-    inside = set(jacobian.index.tolist())
+    coordinates = set(jacobian.index.tolist())
     for block in blocks:
-        if int(block.index[0]) in inside:
-            step = block.sample(block.root(gradient[block.index].unsqueeze(0)))
+        if int(block.index[0]) in coordinates:
+            step = block.sample(block.whitened(gradient[block.index].unsqueeze(0)))
             mode[block.index] += step.squeeze(0).to(mode)
     return mode

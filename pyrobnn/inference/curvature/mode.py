@@ -41,7 +41,7 @@ class Centre:
 
     Attributes: ``problem``; ``density`` with point parameters held; ``mode`` (dim,); ``points``, site → value;
         ``names`` of the sites that vary; ``gradient`` of the log joint at the mode (dim,); ``notes`` of the search;
-        ``split`` of the net: where it has a trunk, problem and density are those of the head.
+        ``net_split``, trunk and head of the net: where it has a trunk, problem and density are those of the head.
     """
 
     problem: Problem
@@ -51,7 +51,7 @@ class Centre:
     names: tuple[str, ...]
     gradient: Tensor
     notes: Sequence[Finding | str] = ()
-    split: Split | None = None
+    net_split: Split | None = None
 
     @property
     def bnn(self) -> BNN:
@@ -71,7 +71,7 @@ class Centre:
 
     def whole_problem(self, x: Tensor) -> Problem:
         """The problem of the whole net at its inputs ``x``, under the priors of this one."""
-        return self.problem if self.split is None else self.problem.at_inputs(self.split, x)
+        return self.problem if self.net_split is None else self.problem.at_inputs(self.net_split, x)
 
     def root(self, f: Tensor, rows: slice) -> Tensor:
         """Square root (N, width, k) of the likelihood's curvature at outputs (N, width) of these rows."""

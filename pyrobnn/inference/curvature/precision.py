@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
-from pyrobnn.inference.curvature.forms import Formed, formed_curvature
+from pyrobnn.inference.curvature.forms import ChosenCurvature, chosen_curvature
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
 from pyrobnn.inference.curvature.ggn import (
     Curvature,
@@ -69,7 +69,7 @@ class Precision:
         gradient = self.centre.gradient
         squares = []
         for block in self.blocks:
-            whitened = block.root(gradient[block.index].unsqueeze(0))
+            whitened = block.whitened(gradient[block.index].unsqueeze(0))
             squares.append(whitened.double().square().sum())
         return float(torch.stack(squares).sum().sqrt())
 
@@ -77,8 +77,10 @@ class Precision:
 def hessian_precision(centre: Centre, structure: str) -> Precision:
     """Exact Hessian, full or its diagonal."""
     block, damping = _hessian_block(centre, centre.names, structure)
-    weights = centre.split is not None and any(name.startswith(NET) for name in centre.names)
-    jacobian = centre.jacobian() if weights else None
+    has_weights = centre.net_split is not None and any(
+        name.startswith(NET) for name in centre.names
+    )
+    jacobian = centre.jacobian() if has_weights else None
     return Precision(centre, [block], jacobian, damping.added, damping.notes)
 
 
@@ -86,13 +88,13 @@ def hessian_precision(centre: Centre, structure: str) -> Precision:
 class WeightCurvature:
     """What the weights know of themselves at a centre.
 
-    Attributes: the ``jacobian`` of the network; the precision of their ``prior``; ``formed``, the whitened Gauss-Newton
+    Attributes: the ``jacobian`` of the network; the precision of their ``prior``; ``chosen``, the whitened Gauss-Newton
         matrix of the log likelihood.
     """
 
     jacobian: NetworkJacobian
     prior: PriorPrecision
-    formed: Formed
+    chosen: ChosenCurvature
 
     @classmethod
     def at(cls, centre: Centre, structure: str) -> WeightCurvature:
@@ -107,18 +109,18 @@ class WeightCurvature:
             )
         jacobian = centre.jacobian()
         prior = prior_precision(jacobian)
-        return cls(jacobian, prior, formed_curvature(jacobian, centre, structure, prior.prec))
+        return cls(jacobian, prior, chosen_curvature(jacobian, centre, structure, prior.prec))
 
     @property
     def ggn(self) -> Curvature:
         """The whitened Gauss-Newton matrix."""
-        return self.formed.curvature
+        return self.chosen.curvature
 
     @property
     def notes(self) -> list[Finding]:
-        """What had to be changed in the prior's precision."""
+        """What had to be changed in the prior's precision, and a form that was chosen for its cost."""
         averaged = [Finding("prior_averaged")] if self.ggn.averaged else []
-        return [*self.prior.notes, *averaged, *self.formed.notes]
+        return [*self.prior.notes, *averaged, *self.chosen.notes]
 
     def tuned_by_evidence(self, centre: Centre, *, per_layer: bool) -> Tuned:
         """Factors on the declared prior and noise of the highest evidence, all weights alike or by layer."""
@@ -172,7 +174,7 @@ def ggn_precision(centre: Centre, weights: WeightCurvature, tuned: Tuned | None)
         notes,
         report,
         has_evidence,
-        weights.formed.record,
+        weights.chosen.record,
     )
 
 
@@ -308,7 +310,7 @@ def mode_notes(precision: Precision, centre_given: bool, exact: bool) -> list[Fi
 def record(precision: Precision) -> dict[str, Any]:
     """What the fit says about itself, for ``meta``."""
     jacobian = precision.jacobian
-    net_split = precision.centre.split
+    net_split = precision.centre.net_split
     return {
         "gradient_norm": precision.gradient_norm,
         "newton_distance": precision.newton_distance,

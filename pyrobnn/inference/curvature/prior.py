@@ -16,7 +16,7 @@ from torch.distributions import Distribution, Normal
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.inference.curvature.forms import formed_curvature
+from pyrobnn.inference.curvature.forms import chosen_curvature
 from pyrobnn.inference.curvature.ggn import Curvature
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
@@ -33,8 +33,12 @@ from pyrobnn.model.density import Site
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.likelihoods.base import log_predictive
 
-#: bound of log τ
+#: bound of log τ, and the points of a grid over log (τ/c) between -_BOUND and _BOUND
 _BOUND = 18.0
+_NUM_RATIOS = 73
+#: factors on the prior precision that held-out data choose from, in equal ratios; the middle one is 1, the prior as
+#: declared
+_NUM_FACTORS = 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +86,11 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
             continue
         curved = _minus_second_derivative(prior, site, z)
         floor = _spread_precision(prior, site, z)
-        low = ~(curved >= floor)
-        if bool(low.any()):
-            raised = max(raised, float((floor - curved.nan_to_num())[low].max()))
+        is_low = ~(curved >= floor)
+        if bool(is_low.any()):
+            raised = max(raised, float((floor - curved.nan_to_num())[is_low].max()))
             raised_sites.append(site.name)
-        prec.append(torch.where(low, floor, curved))
+        prec.append(torch.where(is_low, floor, curved))
     all_normal = len(mean) == len(prec)
     return PriorPrecision(
         torch.cat(prec).detach(),
@@ -250,11 +254,11 @@ def _best_ratio(evidence: _Evidence) -> float:
     def loss(log_rho: float) -> float:
         return float(evidence.loss(*evidence.factors(log_rho)))
 
-    grid = torch.linspace(-_BOUND, _BOUND, 73).tolist()
-    best = min(range(73), key=lambda at: loss(grid[at]))
+    grid = torch.linspace(-_BOUND, _BOUND, _NUM_RATIOS).tolist()
+    best = min(range(_NUM_RATIOS), key=lambda number: loss(grid[number]))
     optimum = optimize.minimize_scalar(
         loss,
-        bounds=(grid[max(best - 1, 0)], grid[min(best + 1, 72)]),
+        bounds=(grid[max(best - 1, 0)], grid[min(best + 1, _NUM_RATIOS - 1)]),
         method="bounded",
         options={"xatol": 1e-8},
     )
@@ -330,12 +334,12 @@ def hold_out(
     grid = torch.logspace(
         -4,
         4,
-        25,
+        _NUM_FACTORS,
         dtype=torch.float64,
         device=problem.device,
     )
     if centre_given:
-        grid = grid[:13]  # to the declared prior
+        grid = grid[: _NUM_FACTORS // 2 + 1]  # to the declared prior
     scores = []
     score_seen = _score(structure, centre)
     for fold in shuffled.split(fold_size)[:num_folds]:
@@ -347,14 +351,14 @@ def hold_out(
             num_steps=POLISH_STEPS,
         )
         score_unseen = _score(structure, _fold_centre(fold_search, centre, seed))
-        lower = _lower(score_unseen, score_seen)
+        lower = _lower_score(score_unseen, score_seen)
         scores.append(torch.stack([lower(tau, problem.x[fold], problem.y[fold]) for tau in grid]))
     return choose_factor(grid, torch.cat(scores, 1))
 
 
-def _lower(unseen: _Score, seen: _Score) -> _Score:
+def _lower_score(score_unseen: _Score, score_seen: _Score) -> _Score:
     """The lower of the scores by two centres, point by point."""
-    return lambda tau, x, y: torch.minimum(unseen(tau, x, y), seen(tau, x, y))
+    return lambda tau, x, y: torch.minimum(score_unseen(tau, x, y), score_seen(tau, x, y))
 
 
 def _fold_centre(search: ModeSearch, centre: Centre, seed: int) -> Centre:
@@ -378,23 +382,23 @@ def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
     """
     declared = int((grid - 1).abs().argmin())
     num_points = scores.shape[1]
-    root_of_count = math.sqrt(num_points)
     best = int(scores.mean(1).argmax())
     # of each factor, by point: how far it is behind the best
-    behind = scores[best] - scores
-    allowed = (behind.mean(1) <= behind.std(1) / root_of_count).nonzero().squeeze(1).tolist()
-    chosen = min(allowed, key=lambda number: abs(number - declared))
+    deficits = scores[best] - scores
+    errors = deficits.std(1) / math.sqrt(num_points)
+    candidates = (deficits.mean(1) <= errors).nonzero().squeeze(1).tolist()
+    chosen = min(candidates, key=lambda number: abs(number - declared))
     held_out = {
         "factor": float(grid[chosen]),
         "best": float(grid[best]),
-        "gain": float(behind[declared].mean()),
-        "error": float(behind[declared].std()) / root_of_count,
+        "gain": float(deficits[declared].mean()),
+        "error": float(deficits[declared].std()) / math.sqrt(num_points),
         "num_points": num_points,
     }
     return Tuned(
         grid[chosen : chosen + 1],
-        # of the full grid: that of a given centre ends at 12, the declared prior, which is no edge
-        at_bound=chosen in (0, 24),
+        # of the full grid: that of a given centre ends in its middle, the declared prior, which is no edge
+        at_bound=chosen in (0, _NUM_FACTORS - 1),
         held_out=held_out,
     )
 
@@ -403,7 +407,7 @@ def _score(structure: str, centre: Centre) -> _Score:
     """The score of points by the linearised network, with the curvature at the centre."""
     jacobian = centre.jacobian()
     prec = prior_precision(jacobian).prec
-    curvature = formed_curvature(jacobian, centre, structure, prec).curvature
+    curvature = chosen_curvature(jacobian, centre, structure, prec).curvature
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator
 
 # `batches.read` and the like: `problem` imports this module alone
@@ -134,13 +135,7 @@ def independent_batches(
 def even_rows(num_rows: int, largest: int) -> Tensor:
     """Numbers of ``num_rows`` rows, evenly spaced where these are more than ``largest``."""
     # float32 would have no number for rows beyond 2**24
-    places = torch.linspace(
-        0,
-        num_rows - 1,
-        min(largest, num_rows),
-        dtype=torch.float64,
-    )
-    return places.round().long()
+    return evenly_spaced(num_rows, min(largest, num_rows), torch.float64)
 
 
 def row_parts(rows: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyrobnn.core import chains
 from pyrobnn.core.chains import RHAT_LIMIT
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.windows import STATS
 from pyrobnn.model import BNN, NET
@@ -117,7 +118,7 @@ def _columns(name: str, values: Tensor, max_columns: int) -> dict[str, Tensor]:
     flat = values.flatten(2)
     size = flat.shape[2]
     columns = {}
-    for index in torch.linspace(0, size - 1, min(max_columns, size)).round().long().tolist():
+    for index in evenly_spaced(size, min(max_columns, size)).tolist():
         place = ", ".join(map(str, np.unravel_index(index, shape)))
         columns[f"{name}[{place}]"] = flat[..., index]
     return columns

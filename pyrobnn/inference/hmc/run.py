@@ -27,6 +27,7 @@ from pyrobnn.inference.hmc.metric import (
 from pyrobnn.inference.hmc.run_state import Chains, adaptation_mode
 from pyrobnn.inference.hmc.step_size import OWN, first_adaptation, first_step_size
 from pyrobnn.inference.hmc.stepper import Stepper, prepared
+from pyrobnn.inference.hmc.trial import FIRST_TRIAL, Raise, phases_after, raised_target
 from pyrobnn.inference.hmc.windows import (
     MIN_WINDOW,
     STATS,
@@ -44,7 +45,8 @@ class Draws(NamedTuple):
 
     Unconstrained draws (chain, draw, dim), statistics (chain, draw, len(STATS)), and the warm-up's history. ``scale``:
     the metric's A; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the step was compiled, or what
-    failed; ``unfinished``: why the warm-up was not finished; ``float64_reason``: why positions are in float64.
+    failed; ``unfinished``: why the warm-up was not finished; ``float64_reason``: why positions are in float64;
+    ``raises``: the trials that failed.
     """
 
     z: Tensor
@@ -58,6 +60,7 @@ class Draws(NamedTuple):
     unfinished: str = ""
     num_warmup: int = 0
     float64_reason: str = ""
+    raises: tuple[Raise, ...] = ()
 
 
 class Progress(NamedTuple):
@@ -71,7 +74,7 @@ class Progress(NamedTuple):
     tree_depth: float
     divergences: int
     steps: int
-    unfinished: str  # why the warm-up was not finished when it was last judged
+    unfinished: str  # why the warm-up goes on for longer than planned
     # unconstrained (chain, draw, dim): the draws, or where the chains are
     positions: Callable[[], Tensor]
 
@@ -114,6 +117,7 @@ class Run:
         inspect: says why draws (point, dim) and the steps along them (dim,) need float64; empty if they do not.
         mass_matrix: ``"diag"`` or ``"dense"``.
         step_size: the first one; None finds it.
+        on_trial: where too many of the first draws diverge, the warm-up goes on with a higher target.
         look_every: steps between looks, fewer than ``machine.num_latest``.
         compile_within: seconds after which a compile is given up for the uncompiled step.
     """
@@ -126,6 +130,7 @@ class Run:
     inspect: Callable[[Tensor, Tensor], str] | None = None
     mass_matrix: Form = "diag"
     step_size: float | None = None
+    on_trial: bool = False
     compile: Compile = "auto"
     look_every: int = 16
     compile_within: float | None = None
@@ -158,7 +163,12 @@ class Run:
         )
         step = self.step_size or self._first_step(place, scale, zero, 0.1, mode)
         return Chains(
-            self.machine.start(place, self._dual(step, mode), self.keys, zero),
+            self.machine.start(
+                place,
+                self._dual(step, mode, self.machine.target_accept),
+                self.keys,
+                zero,
+            ),
             self.machine.buffers(),
             *self.machine.records(self.machine.num_slots + 1),
             scale,
@@ -260,6 +270,10 @@ class Run:
         stop = host.look is not None and host.look(self._progress(chains, count, host.num_draws))
         if chains.warming_up:
             return (_cut_short(chains, count) if stop else chains), False
+        if self.on_trial and not stop and chains.next_trial <= count <= host.num_draws // 2:
+            chains = self._judged_trial(chains.stored())
+            if chains.warming_up:
+                return chains, False
         if host.enough is not None and chains.next_check <= count < host.num_draws:
             chains = replace(chains, next_check=int(count * 1.25) + 1)
             stop = stop or host.enough(self._draws(chains, stepper))
@@ -286,12 +300,36 @@ class Run:
             step = self._first_step(place, chains.scale, transition, step, chains.mode)
         entry = (float(torch.as_tensor(step).median()), float(chains.total_steps))
         # a new average: the old one belongs to another scale, or to single chains
-        dual = self._dual(step, chains.mode)
+        dual = self._dual(step, chains.mode, chains.target)
         state = self.machine.start(place, dual, self.keys, transition)
         return replace(
             chains,
             state=state,
             history=(*chains.history, entry),
+        )
+
+    def _judged_trial(self, chains: Chains) -> Chains:
+        """The chains, or where too many of their draws have diverged, those of a warm-up that goes on."""
+        counts = chains.scalars.slot.long().clamp(max=self.machine.num_slots)
+        divergences = _divergences(chains.stats, counts)
+        transitions = int(counts.sum())
+        target = raised_target(chains.target, divergences, transitions, chains.raises)
+        if target == chains.target:
+            return replace(chains, next_trial=2 * chains.next_trial)
+        plan = [*chains.plan, *phases_after(_mean_count(chains))]
+        step = chains.adaptation.log_step.exp()
+        dual = self._dual(step, adaptation_mode(plan, len(plan) - 1), target)
+        transition = chains.scalars.transition + 1
+        return replace(
+            chains,
+            state=self.machine.start(chains.place, dual, self.keys, transition),
+            plan=plan,
+            phase=len(plan) - 1,
+            history=(*chains.history, (float(step[0]), float(chains.total_steps))),
+            ready=0,
+            next_check=Chains.next_check,
+            next_trial=FIRST_TRIAL,
+            raises=(*chains.raises, Raise(divergences, transitions, target)),
         )
 
     def _with_verdict(self, chains: Chains) -> Chains:
@@ -344,7 +382,7 @@ class Run:
         stats = chains.stats[:, : self.num_window]
         if chains.plan[chains.phase].mass:
             return not_stationary(window, stats, counts, self.names)
-        return acceptance_off_target(stats, counts, self.machine.target_accept)
+        return acceptance_off_target(stats, counts, chains.target)
 
     def _window(self, chains: Chains) -> tuple[Tensor, Tensor]:
         """The draws of this phase (chain, slot, dim) that are kept, and how many each chain has."""
@@ -355,12 +393,14 @@ class Run:
         """What the density is at whitened positions (chain, dim)."""
         return Place(q, *whitened_gradient(self.machine.gradient, scale)(q))
 
-    def _dual(self, step: Tensor | float, mode: float) -> Tensor:
+    def _dual(
+        self,
+        step: Tensor | float,
+        mode: float,
+        target: float,
+    ) -> Tensor:
         """The adaptation of the step size as it begins."""
-        machine = self.machine
-        return first_adaptation(
-            step, machine.num_chains, machine.device, mode, machine.target_accept
-        )
+        return first_adaptation(step, self.machine.num_chains, self.machine.device, mode, target)
 
     def _first_step(
         self,
@@ -403,7 +443,7 @@ class Run:
             tree_depth=float(latest[:, STATS.index("tree_depth")].mean()),
             divergences=divergences,
             steps=chains.total_steps,
-            unfinished=chains.unfinished,
+            unfinished=_why_longer(chains),
             positions=_positions(chains, 0 if chains.warming_up else count),
         )
 
@@ -428,6 +468,7 @@ class Run:
             mode=stepper.mode,
             unfinished=chains.unfinished,
             num_warmup=sum(phase.length for phase in chains.plan),
+            raises=chains.raises,
         )
 
 
@@ -447,6 +488,14 @@ def _cut_short(chains: Chains, count: int) -> Chains:
 def _mean_count(chains: Chains) -> int:
     """Transitions of the present phase, on average over chains."""
     return int(chains.scalars.slot.mean())
+
+
+def _why_longer(chains: Chains) -> str:
+    """Why the warm-up has become longer than planned, in words; or empty."""
+    if not chains.raises:
+        return chains.unfinished
+    failed = chains.raises[-1]
+    return f"{failed.divergences} of {failed.transitions} transitions diverged"
 
 
 def _divergences(stats: Tensor, counts: Tensor) -> int:

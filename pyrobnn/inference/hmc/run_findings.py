@@ -37,7 +37,8 @@ def run_findings(
         draws: site → (chain, draw, …).
         judged: a test for convergence has ended the run, or would have.
     """
-    findings = _transition_findings(result.stats, config)
+    target = result.raises[-1].target_accept if result.raises else config.target_accept
+    findings = _transition_findings(result.stats, config, target)
     num_chains, num = result.stats.shape[:2]
     if not judged and num >= MIN_DRAWS and num_chains > 1:
         if net is None:
@@ -63,7 +64,9 @@ def with_reasons(findings: list[Finding], density: Density, result: Draws) -> li
     return explained
 
 
-def _transition_findings(stats: Tensor, config: TransitionOptions) -> list[Finding]:
+def _transition_findings(
+    stats: Tensor, config: TransitionOptions, target_accept: float
+) -> list[Finding]:
     """Divergences, chains that stand still, trees at their greatest depth; of statistics (chain, draw, 7)."""
     diverging = stats[..., STATS.index("diverging")]
     count = int(diverging.sum())
@@ -73,7 +76,7 @@ def _transition_findings(stats: Tensor, config: TransitionOptions) -> list[Findi
         numbers = {
             "count": count,
             "total": total,
-            "target_accept": config.target_accept,
+            "target_accept": target_accept,
         }
         findings.append(Finding("diverged", numbers))
     stuck = stuck_chains(stats, torch.full((len(stats),), stats.shape[1]))

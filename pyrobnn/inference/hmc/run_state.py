@@ -11,6 +11,7 @@ from torch import Tensor
 from pyrobnn.inference.hmc.leapfrog import Place
 from pyrobnn.inference.hmc.machine import Buffers, Scalars, State, Vectors
 from pyrobnn.inference.hmc.step_size import FROZEN, OWN, POOLED, Adaptation
+from pyrobnn.inference.hmc.trial import FIRST_TRIAL, Raise
 from pyrobnn.inference.hmc.windows import Phase
 
 
@@ -42,6 +43,8 @@ class Chains:
         history: the step size at the end of each phase, and the steps by then.
         ready: draws that every chain had at the last look.
         next_check: draws from which the next test for convergence is made.
+        next_trial: draws at which it is judged next whether too many diverge.
+        raises: the trials that failed, each of which raised the target of the acceptance rate.
         cut_short: somebody has asked for the present phase of the warm-up to be the last one.
     """
 
@@ -59,6 +62,8 @@ class Chains:
     history: tuple[tuple[float, float], ...] = ()
     ready: int = 0
     next_check: int = 100
+    next_trial: int = FIRST_TRIAL
+    raises: tuple[Raise, ...] = ()
     cut_short: bool = False
 
     @property
@@ -81,6 +86,11 @@ class Chains:
         """Where the chains are: their proposals."""
         vectors = Vectors(*self.state.vectors)
         return Place(vectors.q_prop, vectors.g_prop, self.scalars.lp_prop)
+
+    @property
+    def target(self) -> float:
+        """The acceptance rate that is aimed at."""
+        return float(self.adaptation.target[0])
 
     @property
     def adaptation(self) -> Adaptation:
@@ -131,10 +141,11 @@ class Chains:
             "draws": stored.draws,
             "stats": stored.stats,
             "scale": self.scale,
-            "counters": torch.tensor([self.phase, self.total_steps]),
+            "counters": torch.tensor([self.phase, self.total_steps, self.next_trial]),
             "plan": torch.tensor(list(self.plan), dtype=torch.int64).reshape(-1, 3),
             "unfinished": torch.tensor(list(self.unfinished.encode()), dtype=torch.uint8),
             "history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2),
+            "raises": torch.tensor(self.raises, dtype=torch.float64).reshape(-1, 3),
         }
 
     @classmethod
@@ -147,7 +158,14 @@ class Chains:
         """The state that :meth:`tensors` gave, on any device."""
         moved = {name: value.to(device) for name, value in tensors.items()}
         phases = tensors["plan"].tolist()
-        phase, total_steps = tensors["counters"].tolist()
+        # a checkpoint of a version without trials has neither
+        phase, total_steps, *next_trial = tensors["counters"].tolist()
+        raises = [
+            Raise(int(divergences), int(transitions), target)
+            for divergences, transitions, target in tensors.get(
+                "raises", torch.empty(0, 3)
+            ).tolist()
+        ]
         return cls(
             state=State(*(moved[name] for name in State._fields)),
             buffers=Buffers(*(moved[name] for name in Buffers._fields)),
@@ -158,6 +176,8 @@ class Chains:
             max_warmup=max_warmup,
             phase=phase,
             total_steps=total_steps,
+            next_trial=next_trial[0] if next_trial else FIRST_TRIAL,
+            raises=tuple(raises),
             unfinished=bytes(tensors["unfinished"].tolist()).decode(),
             history=tuple((size, steps) for size, steps in tensors["history"].tolist()),
         )

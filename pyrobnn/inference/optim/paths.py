@@ -450,7 +450,8 @@ class Search:
             members_of(continuation),
             strict=True,
         ):
-            ends += pair
+            # the steps of these runs took fewer points than there are ends
+            ends += [replace(end, slope=None) for end in pair]
         return Ends(ends, torch.stack([torch.zeros(num_members), relative_levels], 1))
 
     def _run(

@@ -321,37 +321,6 @@ _LOG_SCALE_BOUND = 2.0
 _NETWORK_STEP = 0.03
 
 
-def _push(state: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
-    """z and log q(z) of standard normal noise, (\\*batch, dim) and (\\*batch,)."""
-    scale = F.softplus(state["raw_scale"])
-    log_q = -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1) - scale.log().sum()
-    u = noise
-    for k in range(_num_layers(state)):
-        fixed, moved = u.split(list(_sizes(u.shape[-1], k)), -1)
-        log_scale, shift = _coupling(state, k, fixed)
-        # exchanged, so that the next layer moves what this one left
-        u = torch.cat([moved * log_scale.exp() + shift, fixed], -1)
-        log_q = log_q - log_scale.sum(-1)
-    return state["loc"] + scale * u, log_q.double()
-
-
-def _coupling(state: Mapping[str, Tensor], k: int, fixed: Tensor) -> tuple[Tensor, Tensor]:
-    """Log scale and shift of the moved half, given the fixed one."""
-    hidden = torch.tanh(F.linear(fixed, state[f"{k}.in"], state[f"{k}.in_bias"]))
-    raw, shift = F.linear(hidden, state[f"{k}.out"], state[f"{k}.out_bias"]).chunk(2, -1)
-    return _LOG_SCALE_BOUND * torch.tanh(raw / _LOG_SCALE_BOUND), shift
-
-
-def _sizes(dim: int, k: int) -> tuple[int, int]:
-    """Sizes of the fixed and the moved half in layer k: the exchange alternates them when dim is odd."""
-    half = dim // 2
-    return (half, dim - half) if k % 2 == 0 else (dim - half, half)
-
-
-def _num_layers(state: Mapping[str, Tensor]) -> int:
-    return sum(name.endswith(".in") for name in state)
-
-
 class CouplingFlow:
     r"""Affine couplings of the two halves of the vector, exchanged after each, then a shift and a scale per weight.
 
@@ -422,6 +391,37 @@ class CouplingFlow:
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         return FlatApproximation(layout, "flow", self.state(phi))
+
+
+def _push(state: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+    """z and log q(z) of standard normal noise, (\\*batch, dim) and (\\*batch,)."""
+    scale = F.softplus(state["raw_scale"])
+    log_q = -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1) - scale.log().sum()
+    u = noise
+    for k in range(_num_layers(state)):
+        fixed, moved = u.split(list(_sizes(u.shape[-1], k)), -1)
+        log_scale, shift = _coupling(state, k, fixed)
+        # exchanged, so that the next layer moves what this one left
+        u = torch.cat([moved * log_scale.exp() + shift, fixed], -1)
+        log_q = log_q - log_scale.sum(-1)
+    return state["loc"] + scale * u, log_q.double()
+
+
+def _coupling(state: Mapping[str, Tensor], k: int, fixed: Tensor) -> tuple[Tensor, Tensor]:
+    """Log scale and shift of the moved half, given the fixed one."""
+    hidden = torch.tanh(F.linear(fixed, state[f"{k}.in"], state[f"{k}.in_bias"]))
+    raw, shift = F.linear(hidden, state[f"{k}.out"], state[f"{k}.out_bias"]).chunk(2, -1)
+    return _LOG_SCALE_BOUND * torch.tanh(raw / _LOG_SCALE_BOUND), shift
+
+
+def _sizes(dim: int, k: int) -> tuple[int, int]:
+    """Sizes of the fixed and the moved half in layer k: the exchange alternates them when dim is odd."""
+    half = dim // 2
+    return (half, dim - half) if k % 2 == 0 else (dim - half, half)
+
+
+def _num_layers(state: Mapping[str, Tensor]) -> int:
+    return sum(name.endswith(".in") for name in state)
 
 
 class FlowDistribution(TorchDistribution):

@@ -24,9 +24,8 @@ from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.paths import HELD_SHARE, LEVELS, SECOND_SHARE, FreeNoise
-from pyrobnn.inference.vi.elbo import (
-    TRACKED,
-    Elbo,
+from pyrobnn.inference.vi.elbo import TRACKED, Elbo
+from pyrobnn.inference.vi.elbo_value import (
     Work,
     elbo_findings,
     evaluate_elbo,
@@ -106,46 +105,46 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     Where the noise is free, a second and shorter course holds it small first, as the paths of
     :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept. A forward KL has no bound to compare them by.
     """
-    fitted, result = _course(
+    guide_fit, result = _course(
         config,
         problem,
         run,
-        asked=config,
+        owner=config,
         hold_noise=False,
     )
-    comparable = fitted.free_noise is not None and config.kl_direction == "reverse"
+    comparable = guide_fit.free_noise is not None and config.kl_direction == "reverse"
     if comparable and result.stopped == "num_steps":
-        fitted, result = _better_course(config, problem, run, fitted, result)
-    return fitted.posterior(result.params, run.num_draws, result)
+        guide_fit, result = _better_course(config, problem, run, guide_fit, result)
+    return guide_fit.posterior(result.params, run.num_draws, result)
 
 
 def _better_course(
     config: SVI,
     problem: Problem,
     run: FitRun,
-    plain: GuideFit,
+    free_fit: GuideFit,
     result: Result,
 ) -> tuple[GuideFit, Result]:
-    """The plain course, or one that held the noise first, whichever has the higher ELBO."""
-    shorter = replace(config, num_steps=max(1, round(SECOND_SHARE * config.num_steps)))
+    """The course with the noise free throughout, or one that held the noise first, whichever has the higher ELBO."""
+    short_config = replace(config, num_steps=max(1, round(SECOND_SHARE * config.num_steps)))
     try:
-        held_first, end = _course(
-            shorter,
+        held_fit, end = _course(
+            short_config,
             problem,
             replace(run, callbacks=()),
-            asked=config,
+            owner=config,
             hold_noise=True,
         )
     except FloatingPointError:
-        return plain, result
+        return free_fit, result
     except KeyboardInterrupt:
-        return plain, replace(result, stopped="interrupt")
+        return free_fit, replace(result, stopped="interrupt")
     if end.interrupted:
-        return plain, replace(result, stopped="interrupt")
-    gain = held_first.elbo_at(end.params)[0] - plain.elbo_at(result.params)[0]
+        return free_fit, replace(result, stopped="interrupt")
+    gain = held_fit.elbo_at(end.params)[0] - free_fit.elbo_at(result.params)[0]
     if not gain > 0:  # which a value that is not a number isn't either
-        return plain, replace(result, path={"noise_held": 0.0, "path_gain": 0.0})
-    return held_first, replace(end, path={"noise_held": LEVELS[0], "path_gain": gain})
+        return free_fit, replace(result, path={"noise_held": 0.0, "path_gain": 0.0})
+    return held_fit, replace(end, path={"noise_held": LEVELS[0], "path_gain": gain})
 
 
 def _course(
@@ -153,34 +152,34 @@ def _course(
     problem: Problem,
     run: FitRun,
     *,
-    asked: SVI,
+    owner: SVI,
     hold_noise: bool,
 ) -> tuple[GuideFit, Result]:
     """One fit, after mean-field's where the guide contains it.
 
-    ``asked`` is the user's configuration, of which ``config`` is a part; ``hold_noise``: hold the noise small first.
+    ``owner`` is the user's configuration, of which ``config`` is a part; ``hold_noise``: hold the noise small first.
     """
     callbacks = run.callbacks
     options = config.options
     title = "SVI, noise held first" if hold_noise else "SVI"
-    fitted = GuideFit(config, problem, run.init, run.seed, asked)
+    guide_fit = GuideFit(config, problem, run.init, run.seed, owner)
     # of our own guides the first parameters are means and scales
     contains = isinstance(options.family, str) and options.family != "mean_field"
     num_steps = round(options.mean_field_start * config.num_steps) if contains else 0
     if hold_noise:
-        fitted.hold_noise(HELD_SHARE)
+        guide_fit.hold_noise(HELD_SHARE)
     if not num_steps:
-        return fitted, fitted.train(callbacks, run.progress, title)
+        return guide_fit, guide_fit.train(callbacks, run.progress, title)
     mean_field_config = replace(
         config,
         guide=replace(options, family="mean_field"),
         num_steps=num_steps,
     )
-    mean_field = GuideFit(mean_field_config, problem, run.init, run.seed, asked)
+    mean_field = GuideFit(mean_field_config, problem, run.init, run.seed, owner)
     if hold_noise:
         mean_field.hold_noise(1.0)
     try:
-        return _two_stages(mean_field, fitted, run, title)
+        return _two_stages(mean_field, guide_fit, run, title)
     finally:
         for callback in callbacks:
             end_of(callback)()
@@ -188,19 +187,19 @@ def _course(
 
 def _two_stages(
     mean_field: GuideFit,
-    fitted: GuideFit,
+    guide_fit: GuideFit,
     run: FitRun,
     title: str,
 ) -> tuple[GuideFit, Result]:
     """A fit of mean-field, then the fit of the guide that begins where it ended, unless it was stopped."""
     callbacks = [after(0, callback) for callback in run.callbacks]
     result = mean_field.train(callbacks, run.progress, f"{title}, mean-field first")
-    result = replace(result, asked=mean_field.config.num_steps + fitted.config.num_steps)
+    result = replace(result, asked=mean_field.config.num_steps + guide_fit.config.num_steps)
     if result.stopped in ("callback", "interrupt"):
         return mean_field, result
-    fitted.begin_at(mean_field, result)
+    guide_fit.begin_at(mean_field, result)
     callbacks = [after(result.num_steps, callback) for callback in run.callbacks]
-    return fitted, fitted.train(callbacks, run.progress, title)
+    return guide_fit, guide_fit.train(callbacks, run.progress, title)
 
 
 def fit_guides(
@@ -210,7 +209,7 @@ def fit_guides(
     run: FitRun,
 ) -> list[Posterior]:
     """Fit a guide to each of several targets (set, N, …) in the place of the problem's, all in one search."""
-    fitted = GuideFit(config, problem, None, run.seed)
+    guide_fit = GuideFit(config, problem, None, run.seed)
 
     def objective(
         thetas: Tensor,
@@ -220,15 +219,15 @@ def fit_guides(
         ys: Tensor,
     ) -> tuple[Tensor, Tensor]:
         elbos = torch.func.vmap(
-            fitted.elbo,
+            guide_fit.elbo,
             (0, None, 0, None, 0),
             (0, 1),
             randomness="different",
         )
         return elbos(thetas, weight, Noise(key).split(len(ys)), x, ys)
 
-    steps = ((*step, ys) for *step, _ in fitted.batches())
-    start = fitted.start.repeat(len(ys), 1)
+    steps = ((*step, ys) for *step, _ in guide_fit.batches())
+    start = guide_fit.start.repeat(len(ys), 1)
     thetas = minimize(
         objective,
         start,
@@ -237,13 +236,13 @@ def fit_guides(
         tracked=TRACKED,
         name="SVI",
     ).params
-    return [fitted.cheap_posterior(theta, run.num_draws) for theta in thetas]
+    return [guide_fit.cheap_posterior(theta, run.num_draws) for theta in thetas]
 
 
 class FittedGuide(NamedTuple):
     """A fitted guide: the density with its point parameters held, those parameters, and the approximation."""
 
-    layout: Density
+    held_density: Density
     points: dict[str, Tensor]
     approximation: Approximation
 
@@ -287,7 +286,7 @@ class GuideFit:
         # of the training, and so of what follows it
         self.progress = False
         # the mean-field fit that this one began at, and where that ended
-        self.before: tuple[GuideFit, Result] | None = None
+        self.mean_field: tuple[GuideFit, Result] | None = None
         if problem.stream:
             self.num_batches = problem.stream.num_batches
         else:
@@ -309,7 +308,7 @@ class GuideFit:
                 result.params[num_mean_field:],
             ]
         )
-        self.before = mean_field, result
+        self.mean_field = mean_field, result
 
     def hold_noise(self, share: float) -> None:
         """Hold the noise small for the first ``share`` of the steps."""
@@ -348,7 +347,7 @@ class GuideFit:
         guide = self._guide_at(theta)
         with seeded(self.seed, self.problem.device):
             draws = guide.approximation.sample(100)
-            return why_impossible(guide.layout, guide.layout.unconstrain(draws))
+            return why_impossible(guide.held_density, guide.held_density.unconstrain(draws))
 
     def _objective(
         self,
@@ -421,7 +420,7 @@ class GuideFit:
         """The ELBO of weight one of a guide at ``theta``, and its standard error, in nats."""
         return evaluate_elbo(
             self.problem,
-            guide.layout,
+            guide.held_density,
             guide.approximation,
             self.elbo,
             theta,
@@ -464,12 +463,12 @@ class GuideFit:
         problem = self.problem
         guide = self._guide_at(theta)
         draws = guide.sample(num_draws)
-        # of this stage alone: `kl_weights` are its own, and below `result` becomes both stages
+        # both of this stage alone, before `result` becomes both stages
         temperature = self._temperature(result.num_steps)
-        begun = time.perf_counter()
         mean_field_steps = self._mean_field_steps(result)
-        if self.before is not None:
-            result = _joined(self.before[1], result)
+        started = time.perf_counter()
+        if self.mean_field is not None:
+            result = _joined(self.mean_field[1], result)
         evidence = Evidence(None, math.nan, [])
         try:
             # a forward KL makes no bound
@@ -491,12 +490,14 @@ class GuideFit:
             approximation=guide.approximation,
             point_values=guide.points,
             log_evidence=evidence.elbo,
-            timings=result.timings | {"evaluate": time.perf_counter() - begun},
+            timings=result.timings | {"evaluate": time.perf_counter() - started},
             history=_history(result),
             meta=self._meta(result, evidence, temperature, mean_field_steps),
             interrupted=result.interrupted,
             notes=[*result.notes(self.config), *evidence.findings],
-            importance=partial(importance_stats, problem, guide.layout, guide.approximation, draws),
+            importance=partial(
+                importance_stats, problem, guide.held_density, guide.approximation, draws
+            ),
         )
 
     def _evidence(
@@ -511,9 +512,9 @@ class GuideFit:
 
     def _better_start(self, evidence: Evidence) -> tuple[FittedGuide, Evidence] | None:
         """The fit of mean-field where this one began, if its ELBO is surely higher."""
-        if self.before is None or evidence.elbo is None:
+        if self.mean_field is None or evidence.elbo is None:
             return None
-        mean_field, result = self.before
+        mean_field, result = self.mean_field
         guide = mean_field._guide_at(result.params)
         elbo, error = mean_field._evaluated(guide, result.params)
         if not elbo - evidence.elbo > 3 * math.hypot(evidence.error, error):
@@ -527,8 +528,8 @@ class GuideFit:
 
     def _mean_field_steps(self, result: Result) -> int:
         """Steps of a fit of mean-field that was, or was to be, followed by one of the user's guide."""
-        if self.before is not None:
-            return self.before[1].num_steps
+        if self.mean_field is not None:
+            return self.mean_field[1].num_steps
         is_first = self.owner.options.family != self.config.options.family
         return result.num_steps if is_first else 0
 
@@ -570,26 +571,28 @@ class GuideFit:
         for site in density.sites:
             if site.kind == "point":
                 points[site.name] = values[site.name]
-        layout = density.holding(points)
-        return FittedGuide(layout, points, self.elbo.family.approximation(theta[:size], layout))
+        held_density = density.holding(points)
+        approximation = self.elbo.family.approximation(theta[:size], held_density)
+        return FittedGuide(held_density, points, approximation)
 
     def _temperature(self, num_steps: int | None) -> float:
         """The temperature of the posterior that the first ``num_steps`` weights of the KL lead to."""
         return round(float(self.kl_weights[:num_steps][-self.num_batches :].mean()), 12)
 
 
-def _joined(before: Result, result: Result) -> Result:
-    """Two runs as one."""
+def _joined(mean_field: Result, result: Result) -> Result:
+    """The two stages as one run."""
     return replace(
         result,
-        losses=torch.cat([before.losses, result.losses]),
-        num_steps=before.num_steps + result.num_steps,
-        timings={name: value + before.timings[name] for name, value in result.timings.items()},
-        asked=before.asked,
+        losses=torch.cat([mean_field.losses, result.losses]),
+        num_steps=mean_field.num_steps + result.num_steps,
+        timings={name: value + mean_field.timings[name] for name, value in result.timings.items()},
+        asked=mean_field.asked,
         tracked={
-            name: torch.cat([before.tracked[name], value]) for name, value in result.tracked.items()
+            name: torch.cat([mean_field.tracked[name], value])
+            for name, value in result.tracked.items()
         },
-        factors=torch.cat([before.factors[: before.num_steps], result.factors]),
+        factors=torch.cat([mean_field.factors[: mean_field.num_steps], result.factors]),
     )
 
 

@@ -71,7 +71,7 @@ class LocalNoise(TorchFunctionMode):
                 return draw(func, x, weight, bias, options)
         return func(*args, **kwargs)
 
-    def _of(self, value: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def _mean_and_variance(self, value: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Mean and variance; a weight that isn't random has no variance."""
         return (None, None) if value is None else self._moments.get(id(value), (value, None))
 
@@ -84,7 +84,7 @@ class LocalNoise(TorchFunctionMode):
         options: Mapping,
     ) -> Tensor:
         mean, var = self._moments[id(weight)]
-        bias_mean, bias_var = self._of(bias)
+        bias_mean, bias_var = self._mean_and_variance(bias)
         h_mean = func(x, mean, bias_mean, **options)
         h_var = func(x.square(), var, bias_var, **options)
         # zero padding or a zero input gives a variance of zero, where the root has no gradient
@@ -100,7 +100,7 @@ class LocalNoise(TorchFunctionMode):
         options: Mapping,
     ) -> Tensor:
         mean, _ = self._moments[id(weight)]
-        bias_mean, bias_var = self._of(bias)
+        bias_mean, bias_var = self._mean_and_variance(bias)
         rank = _RANKS[func]
         h_mean = func(x, mean, bias_mean, **options)
         channels_in = self._signs(x, rank)
@@ -112,12 +112,12 @@ class LocalNoise(TorchFunctionMode):
         ) * self._signs(h_mean, rank)
         if bias_var is None:
             return h_mean + noise
-        bias_noise = self.noise.normal_rows(_first(h_mean, rank)) * bias_var.sqrt()
+        bias_noise = self.noise.normal_rows(_one_per_channel(h_mean, rank)) * bias_var.sqrt()
         return h_mean + noise + bias_noise.reshape(bias_noise.shape + (1,) * (rank - 1))
 
     def _signs(self, like: Tensor, rank: int) -> Tensor:
         """Random signs per datum and channel, (\\*batch, channels, 1, …)."""
-        signs = self.noise.sign(_first(like, rank))
+        signs = self.noise.sign(_one_per_channel(like, rank))
         return signs.reshape(signs.shape + (1,) * (rank - 1))
 
 
@@ -167,6 +167,6 @@ def _arguments(args: tuple, kwargs: Mapping) -> tuple[Tensor, Tensor, Tensor | N
     return options.pop("input"), options.pop("weight"), options.pop("bias", None), options
 
 
-def _first(h: Tensor, rank: int) -> Tensor:
+def _one_per_channel(h: Tensor, rank: int) -> Tensor:
     """The first position of every channel: shape (\\*batch, channels)."""
     return h if rank == 1 else h.flatten(-(rank - 1))[..., 0]

@@ -65,7 +65,7 @@ class WrittenGuide(nn.Module):
         """The nodes of a run whose parameters have the values that the guide states."""
         local = pyro.settings.context(module_local_params=True)
         with own_store() as stored, local, without_validation(), pyro.poutine.block():
-            with _Stating({}, {}, stored=stored):
+            with _InitialValues({}, {}, stored=stored):
                 nodes: Mapping[str, Node] = (
                     pyro.poutine.trace(self.run).get_trace(*density.args).nodes
                 )
@@ -110,11 +110,11 @@ class WrittenGuide(nn.Module):
             name: transform(getattr(self, key))
             for name, (key, transform) in self._statements.items()
         }
-        with _Stated(values):
+        with _PresentValues(values):
             return self.run(*args)
 
 
-class _Stating(Supply):
+class _InitialValues(Supply):
     """Gives ``pyro.param`` statements the values that they state; what a module reads of itself it has."""
 
     def _pyro_param(self, msg: Message) -> None:
@@ -122,8 +122,8 @@ class _Stating(Supply):
             super()._pyro_param(msg)
 
 
-class _Stated(Messenger):
-    """Answers the ``pyro.param`` statements of a guide."""
+class _PresentValues(Messenger):
+    """Answers the ``pyro.param`` statements of a guide by the present values of its parameters."""
 
     def __init__(self, values: Mapping[str, Tensor]):
         super().__init__()

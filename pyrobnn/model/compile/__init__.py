@@ -4,8 +4,10 @@ Every hot loop of the library (a leapfrog for all chains, an SVI update, a batch
 few tensors of fixed shape. :func:`compiled` runs its Python once under ``make_fx`` and hands the flat ATen graph to
 inductor *directly*: Dynamo would check its guards at every call, and cannot trace some of the graphs at all.
 
-In the order of reading: ``inductor`` (the hand-over; ``products`` and ``indices`` prepare the graph), ``agreement``
-(the check), ``right_code`` and ``code_folder`` (what is kept), ``interrupts``, ``trees``; ``scan`` stands on all of it.
+In the order of reading: ``trees`` and ``graph_nodes`` (what a graph says), ``forecast`` (what a tier costs),
+``interpreted`` (the graph without a compiler), ``inductor`` (the hand-over; ``products`` and ``indices`` prepare the
+graph), ``agreement`` (the check), ``right_code`` and ``code_folder`` (what is kept), ``interrupts``; ``scan`` stands on
+all of it. A *mode* is this package's word for how a function runs, a *tier* the user's, see :data:`_TIERS`.
 """
 
 from __future__ import annotations
@@ -119,7 +121,11 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """A copy with the strides of the tensor, which ``clone`` gives up where there are gaps in memory."""
+    """A copy with the strides of the tensor, which ``clone`` gives up where there are gaps in memory.
+
+    Of any size, and with the tensor's memory between its elements, for a trace may write there; one of
+    :func:`agreement.snapshot` is made to compare results, and leaves the largest as they are.
+    """
     copy = tensor.clone()
     if copy.stride() == tensor.stride() or not tensor.numel():
         return copy
@@ -181,16 +187,16 @@ def compiled(
         inputs = [_copied(leaf) for leaf in inputs]
     with _tracing(inputs), _bodies_compiled(enabled not in (False, "trace")):
         try:
-            way = _way(flat_fn, inputs, enabled, calls, name, say)
+            execution = _execution(flat_fn, inputs, enabled, calls, name, say)
         except (Untraceable, Gone) as error:
             if enabled:
                 _warn(name, f"could not be traced ({error})", "it runs eagerly, much slower")
             return _recorded(Compiled(fn, "eager", time.perf_counter() - start), calls)
-    call = way.call
+    call = execution.call
     if any(not isinstance(argument, Tensor) for argument in example):
         call = _of_trees(call)
-    result = Compiled(call, way.mode, time.perf_counter() - start, example)
-    result.forecast = way.forecast
+    result = Compiled(call, execution.mode, time.perf_counter() - start, example)
+    result.forecast = execution.forecast
     return _recorded(result, calls)
 
 
@@ -231,7 +237,7 @@ def compiles_bodies() -> bool:
     return _compiles_bodies.get()
 
 
-class _Way(NamedTuple):
+class _Execution(NamedTuple):
     """How a function is called, in which mode, and what was forecast."""
 
     call: Callable[..., Any]
@@ -239,15 +245,16 @@ class _Way(NamedTuple):
     forecast: Forecast | None = None
 
 
-def _way(
+def _execution(
     fn: TensorFunction,
     inputs: list[Tensor],
     enabled: bool | str,
     calls: int | None,
     name: str,
     say: Callable[[str], None] | None,
-) -> _Way:
+) -> _Execution:
     """Machine code or the interpreted graph, as was asked for or as the forecast says."""
+    _check_classes(inputs)
     forecast = None
     # the costs are those of a CPU, and a step of unknown number of calls may run for hours
     foresees = enabled == "auto" and calls is not None and all(map(_is_on_cpu, inputs))
@@ -256,11 +263,18 @@ def _way(
         graph = traced(fn, inputs)
         forecast = Forecast(Work.of(graph), calls or 0)
         if enabled != "auto" or (forecast.tier == "trace" and not is_looped(graph)):
-            return _Way(interpreted(graph, example), "graph", forecast)
+            return _Execution(interpreted(graph, example), "graph", forecast)
         inputs = example
     if say is not None:
         say(_compiling(forecast))
-    return _Way(*_checked(fn, inputs, name), forecast)
+    return _Execution(*_checked(fn, inputs, name), forecast)
+
+
+def _check_classes(inputs: Sequence[Tensor]) -> None:
+    """Untraceable where an argument is of a class derived from Tensor: it may be taken for a constant."""
+    derived = sorted({type(tensor).__name__ for tensor in inputs} - {"Tensor", "Parameter"})
+    if derived:
+        raise Untraceable(f"tensors of the class {derived[0]} cannot be followed")
 
 
 def _is_on_cpu(tensor: Tensor) -> bool:
@@ -309,12 +323,12 @@ class _Failure(NamedTuple):
 
 def _checked(fn: TensorFunction, inputs: list[Tensor], name: str) -> tuple[Callable[..., Any], str]:
     """Machine code whose results on the inputs are those of ``fn``, or else the traced graph; and which of the two."""
-    before = snapshot(inputs)
-    code = _attempt(machine_code, fn, inputs, before)
+    unwritten_inputs = snapshot(inputs)
+    code = _attempt(machine_code, fn, inputs, unwritten_inputs)
     if isinstance(code, Code):
         keep(code)
         return code.call, "inductor"
-    slower = _attempt(public_code, fn, inputs, before)
+    slower = _attempt(public_code, fn, inputs, unwritten_inputs)
     if isinstance(slower, Code):
         verb = "gave wrong numbers" if code.kind == "wrong numbers" else "failed"
         message = (
@@ -334,25 +348,25 @@ def _checked(fn: TensorFunction, inputs: list[Tensor], name: str) -> tuple[Calla
     if "wrong numbers" in (code.kind, slower.kind):
         consequence += ". Please report this with the model"
     _warn(name, f"{verb} ({details})", consequence)
-    return interpreted(traced(fn, inputs), before), "graph"
+    return interpreted(traced(fn, inputs), unwritten_inputs), "graph"
 
 
 def _attempt(
-    way: Callable[..., Code],
+    compiler: Callable[..., Code],
     fn: TensorFunction,
     inputs: list[Tensor],
-    before: list[Tensor],
+    unwritten_inputs: list[Tensor],
 ) -> Code | _Failure:
-    """Code whose results on the inputs, as they were before, are those of ``fn``; or what is wrong with it."""
+    """Code whose results on the inputs, as they were at first, are those of ``fn``; or what is wrong with it."""
     try:
-        code = way(fn, inputs)
+        code = compiler(fn, inputs)
     except Untraceable:
         raise
     except Exception as error:  # inductor wraps compiler failures in many types
         return _Failure("failed", first_line(tolerable(error)))
     if code.identity in RIGHT:
         return code
-    difference = disagreement(code.origin, code.call, before, code.graph)
+    difference = disagreement(code.origin, code.call, unwritten_inputs, code.graph)
     return code if difference is None else _Failure("wrong numbers", difference)
 
 
@@ -381,13 +395,13 @@ def _warn(name: str, failure: str, consequence: str) -> None:
 @contextlib.contextmanager
 def _without_synchronizing() -> Iterator[None]:
     """A RuntimeError for what waits for the device: a capture that fails half-way leaves torch's generator in it."""
-    before = torch.cuda.get_sync_debug_mode()
+    earlier_mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.set_sync_debug_mode(earlier_mode)
 
 
 class CudaGraph:

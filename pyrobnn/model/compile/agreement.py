@@ -46,6 +46,9 @@ def disagreement(
 ) -> str | None:
     """Where a compiled function and its origin differ by more than rounding, in words; None where they agree.
 
+    First the results themselves are compared (:func:`_difference`), and only where they differ, with what rounding may
+    change in each (:func:`_spreads`: the graph interpreted with noise, :class:`_WithNoise`).
+
     Both start from the same arguments and the same random state. What they write into their arguments is compared as
     what they return is; of an argument of more than four million elements only the sum.
 
@@ -86,27 +89,32 @@ def _results(run: TensorFunction, inputs: list[Tensor]) -> tuple[list[Layout], l
 
 def _spreads(graph: GraphModule, inputs: list[Tensor], exact: list[Tensor]) -> list[Tensor]:
     """What rounding may change in each of the ``exact`` results: the graph's spread over noises of every width."""
-    # a graph that is wrong is no more spread out for it
-    _, plain = _results(graph, inputs)
+    # by the graph's own results: a graph that is wrong is no more spread out for it
+    _, without_noise = _results(graph, inputs)
     spreads = [torch.zeros((), device=result.device) for result in exact]
     for index, width in enumerate(_WIDTHS):
         # both of a mirrored pair have one seed
-        _, noisy = _results(_WithNoise(graph, index - index % 2, width).run, inputs)
-        times = _SPREADS / abs(width)
+        _, with_noise = _results(_WithNoise(graph, index - index % 2, width).run, inputs)
+        factor = _SPREADS / abs(width)
         spreads = [
-            _spread(spread, noisy_result, plain_result, times)
-            for spread, noisy_result, plain_result in zip(spreads, noisy, plain, strict=True)
+            _larger_spread(spread, noisy_result, noiseless_result, factor)
+            for spread, noisy_result, noiseless_result in zip(
+                spreads,
+                with_noise,
+                without_noise,
+                strict=True,
+            )
         ]
     return spreads
 
 
 def snapshot(inputs: list[Tensor]) -> list[Tensor]:
     """Copies of the arguments with their strides; those of more than four million elements themselves."""
-    return [_copy(tensor) for tensor in inputs]
+    return [_copy_of_small(tensor) for tensor in inputs]
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy of the tensor with its strides; a large one itself."""
+def _copy_of_small(tensor: Tensor) -> Tensor:
+    """A copy of the tensor with its strides, whatever lies between its elements; a large one itself."""
     if tensor.numel() > _COPIED:
         return tensor
     if 0 in tensor.stride():
@@ -128,13 +136,13 @@ def _difference(result: Tensor, exact: Tensor, spread: Tensor | float = 0.0) -> 
     error = (result - exact).abs()
     size = exact.abs()
     largest = torch.where(size.isfinite(), size, 0.0).max()
-    allowed = min(_PLAIN * unit, _WORST) * size + min(_OF_LARGEST * unit, _WORST) * largest
-    allowed = allowed + torch.finfo(exact.dtype).tiny + spread
-    same = (result == exact) | (result.isnan() & exact.isnan())
-    wrong = ~same & ~(exact.isfinite() & (error <= allowed))
-    if not wrong.any():
+    tolerance = min(_PLAIN * unit, _WORST) * size + min(_OF_LARGEST * unit, _WORST) * largest
+    tolerance = tolerance + torch.finfo(exact.dtype).tiny + spread
+    is_same = (result == exact) | (result.isnan() & exact.isnan())
+    is_wrong = ~is_same & ~(exact.isfinite() & (error <= tolerance))
+    if not is_wrong.any():
         return None
-    worst = float(torch.where(wrong, error, 0.0).nan_to_num(torch.inf).max())
+    worst = float(torch.where(is_wrong, error, 0.0).nan_to_num(torch.inf).max())
     return f"a difference of {worst:.3g} (the largest value is {float(largest):.3g})"
 
 
@@ -143,16 +151,16 @@ def _rounds(value: Tree) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _spread(
-    so_far: Tensor,
+def _larger_spread(
+    spread: Tensor,
     noisy: Tensor,
-    plain: Tensor,
-    times: float,
+    noiseless: Tensor,
+    factor: float,
 ) -> Tensor:
-    """``times`` the largest distance of the noisy results from the plain ones."""
-    same = (noisy == plain) | (noisy.isnan() & plain.isnan())
-    distance = (noisy - plain).abs().nan_to_num(torch.inf)
-    return torch.where(same, 0.0, times * distance).clamp(min=so_far)
+    """The ``spread`` so far, or ``factor`` times the distance of a noisy result from the noiseless one, by element."""
+    is_same = (noisy == noiseless) | (noisy.isnan() & noiseless.isnan())
+    distance = (noisy - noiseless).abs().nan_to_num(torch.inf)
+    return torch.where(is_same, 0.0, factor * distance).clamp(min=spread)
 
 
 class _WithNoise(Interpreter):
@@ -191,11 +199,11 @@ class _WithNoise(Interpreter):
         noise = (uniform - 0.5).sign()
         # the tanh of the compiled code is exact to a unit of one, not of its value
         size = 1 + value.abs() if "tanh" in str(node.target) else value.abs()
-        added = self._size_of_summation(node, random_source)
+        summation = self._size_of_summation(node, random_source)
         unit = self.width * torch.finfo(value.dtype).eps
         # whole numbers are results of no rounding: counts and flags
-        whole = (value == real.round()) & (added == 0)
-        return torch.where(whole, value, value + unit * noise * (size + added))
+        is_whole = (value == real.round()) & (summation == 0)
+        return torch.where(is_whole, value, value + unit * noise * (size + summation))
 
     def _size_of_summation(self, node: Node, random_source: torch.Generator) -> Tensor:
         """What a sum of K terms, or a product that sums, adds to the size of its noise; zero of another operation.
@@ -206,12 +214,12 @@ class _WithNoise(Interpreter):
         # aten.addmm.default(bias, left, right): its terms come second
         name = f"{node.target}.".split(".")[1]
         args, options = self.fetch_args_kwargs_from_env(node)
-        product = name.endswith(("mm", "mv", "dot"))
+        is_product = name.endswith(("mm", "mv", "dot"))
         position = int("add" in name)
-        if not (product or name in ("sum", "mean")) or not args[position].dim():
+        if not (is_product or name in ("sum", "mean")) or not args[position].dim():
             return torch.zeros((), device=random_source.device)
         terms = args[position]
-        axes = [-1] if product else (len(args) > 1 and args[1]) or range(terms.dim())
+        axes = [-1] if is_product else (len(args) > 1 and args[1]) or range(terms.dim())
         num, axis = max((terms.shape[axis], axis) for axis in axes)
         end = int(
             torch.rand(
@@ -229,5 +237,5 @@ class _WithNoise(Interpreter):
             *args[position + 1 :],
             **options,
         ).abs()
-        whole = partial_sum == partial_sum.round()
-        return torch.where(whole, 0.0, 0.1 * math.sqrt(num) * partial_sum)
+        is_whole = partial_sum == partial_sum.round()
+        return torch.where(is_whole, 0.0, 0.1 * math.sqrt(num) * partial_sum)

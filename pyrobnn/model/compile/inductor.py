@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from pyrobnn.core import private
 from pyrobnn.model.compile.code_folder import remove_torn
+from pyrobnn.model.compile.forecast import is_looped
 from pyrobnn.model.compile.graph_nodes import (
     library_calls,
     schemas_of,
@@ -151,9 +152,9 @@ def _fused(fn: TensorFunction, inputs: list[Tensor]) -> Code:
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_cpu = _on_cpu(inputs)
     only_writes = not graph.graph.output_node().all_input_nodes
-    looped = any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
+    has_loop = is_looped(graph)
     # such code can be loaded from disk; if it also calls no library, its intermediates fit on the stack
-    is_loadable = on_cpu and sys.platform == "linux" and only_writes and not looped
+    is_loadable = on_cpu and sys.platform == "linux" and only_writes and not has_loop
     on_stack = is_loadable and not library_calls(graph)
     identity = identity_of(untouched, inputs, _INDUCTOR)
     if identity and is_loadable:
@@ -170,7 +171,7 @@ def _fused(fn: TensorFunction, inputs: list[Tensor]) -> Code:
     with warnings.catch_warnings(action="ignore"):  # inductor's remarks on its own internals
         call = private.compile_graph(graph, inputs, settings, on_stack, scalar)
     # a loop in Python takes its time at every step; its body was compared by itself
-    return Code(call, lambda: untouched, untouched if looped else fn, identity)
+    return Code(call, lambda: untouched, untouched if has_loop else fn, identity)
 
 
 def _settings(graph: GraphModule, inputs: list[Tensor]) -> dict[str, _Setting]:

@@ -155,6 +155,11 @@ class _Rewriting:
         self._execute(cast)
 
     def _execute(self, node: Node) -> None:
+        """Compute a node on the example, and put what is cheaper in its place.
+
+        In this order: a node that computes the same is shared; what depends on constants alone is folded into one; a
+        result that its argument is already, its twin, is that; and an operator is simplified.
+        """
         if self._memory.is_foreign(node):
             self._values[node] = self._result(node)
             return

@@ -115,7 +115,7 @@ def _unrolled(
     """The loop in Python."""
     outputs = []
     for t in steps:
-        new_carry, output = step(carry, _at(xs, t))
+        new_carry, output = step(carry, _slice_of_step(xs, t))
         expected = _shapes_and_dtypes(carry)
         returned = _shapes_and_dtypes(new_carry)
         if expected != returned:
@@ -130,7 +130,7 @@ def _unrolled(
 # -- trees of tensors --------------------------------------------------------------------------------------------------
 
 
-def _at(xs: Tree, t: int) -> Any:
+def _slice_of_step(xs: Tree, t: int) -> Any:
     """The slice of each tensor that step t takes; None where there are no tensors."""
     return None if xs is None else mapped(lambda leaf: leaf[t], xs)
 
@@ -392,7 +392,7 @@ def _rolled(
     count: int,
 ) -> tuple[Any, Any]:
     """The loop as one node of the graph that is being traced."""
-    x = _at(xs, 0)
+    x = _slice_of_step(xs, 0)
     # what the step makes lazily at first use is there from now on
     _, output_tree = _unrolled(step, carry, xs, range(1))
     traced = _TracedStep.of(tracer, step, carry, x)
@@ -498,13 +498,17 @@ def _run(
     for state, leaf in zip(memory.states, carry, strict=True):
         state[0].copy_(leaf)
     captures = [leaf.contiguous() for leaf in captures]
-    before = [leaf[:-1] for leaf in memory.states]
-    after = [leaf[1:] for leaf in memory.states]
+    carries = [leaf[:-1] for leaf in memory.states]
+    next_carries = [leaf[1:] for leaf in memory.states]
     slices = [leaf.contiguous() for leaf in xs]
-    read = zip(*before, *slices, strict=True)
-    written = zip(*after, *memory.outputs, strict=True)
+    arguments_by_turn = zip(*carries, *slices, strict=True)
+    places_by_turn = zip(*next_carries, *memory.outputs, strict=True)
     with torch.no_grad(), callable_in_a_trace():
-        for arguments, places in zip(read, written, strict=True):
+        for arguments, places in zip(
+            arguments_by_turn,
+            places_by_turn,
+            strict=True,
+        ):
             turn.call(*arguments, *captures, *places, *memory.sums)
     return [*itertools.chain(*memory), xs[0].new_empty(0)]
 
@@ -582,10 +586,10 @@ def _writing(
         *arguments, places = _split(flat, num_carried, num_slices, num_captures)
         results = body(*arguments)
         copied = [*results.carry, *results.outputs]
-        of_copied, of_sums = _split(places, len(copied))
-        for value, place in zip(copied, of_copied, strict=True):
+        copy_places, sum_places = _split(places, len(copied))
+        for value, place in zip(copied, copy_places, strict=True):
             place.copy_(value)
-        for term, place in zip(results.sums, of_sums, strict=True):
+        for term, place in zip(results.sums, sum_places, strict=True):
             place.add_(term)
 
     return turn
@@ -727,7 +731,22 @@ def _axes_in_a_turn(axes: list[int | None]) -> list[int | None]:
 
 @dataclass(frozen=True)
 class _Reverse:
-    """The loop that takes the turns of another from the last to the first, and pulls gradients back through each."""
+    """The loop that takes the turns of another from the last to the first, and pulls gradients back through each.
+
+    What a turn of the loop takes and gives, and where a turn of the reverse loop has it:
+
+    =========================  =========================================  ===================================
+    of the loop                in the reverse loop                        its gradient there
+    =========================  =========================================  ===================================
+    carry before a turn        a slice, from the loop's history           the next carry
+    slices                     slices                                     outputs
+    captures                   captures                                   terms of sums
+    next carry                 computed again                             the carry
+    outputs of a turn          computed again                             slices
+    history                    the carry before a turn, as above          slices, added to the next carry
+    sums                       the turn's terms, computed again           captures, the same for all terms
+    =========================  =========================================  ===================================
+    """
 
     loop: _Loop
     #: positions of the inputs by which gradients are asked for
@@ -739,24 +758,24 @@ class _Reverse:
         self, turns: _Inputs[Tensor], gradients: _LoopResults[Tensor | None]
     ) -> _Inputs[Tensor | None]:
         """Gradients by the inputs, from those by the results; ``turns`` has the carry before each turn as carry."""
-        by_last_carry: list[Any] = []
+        carry_gradients: list[Any] = []
         for position in self.differentiated.carry:
             gradient = gradients.carry[position]
             if gradient is None:
                 gradient = torch.zeros_like(turns.carry[position][0])
-            by_last_carry.append(gradient)
-        by_outputs = _chosen(gradients.outputs, self.reached.outputs)
-        by_history = _chosen(gradients.history, self.reached.history)
-        by_sums = _chosen(gradients.sums, self.reached.sums)
-        # what a turn of the reverse loop takes: what the turn itself took, and the gradients by what it gave
-        taken_by_turn: list[Any] = [*turns.carry, *turns.slices, *by_outputs, *by_history]
-        # the term of every turn has the gradient by its sum
-        taken_by_all: list[Any] = [*turns.captures, *by_sums]
+            carry_gradients.append(gradient)
+        by_outputs = _at_positions(gradients.outputs, self.reached.outputs)
+        by_history = _at_positions(gradients.history, self.reached.history)
+        by_sums = _at_positions(gradients.sums, self.reached.sums)
+        reverse_slices: list[Any] = [*turns.carry, *turns.slices, *by_outputs, *by_history]
+        reverse_captures: list[Any] = [*turns.captures, *by_sums]
 
         num_sums = len(self.differentiated.captures)
-        reverse_loop = _Loop(self.turn, len(by_last_carry), len(taken_by_turn), num_sums)
-        reversed_turns = [leaf.flip(0) for leaf in taken_by_turn]
-        results = reverse_loop.results_of(_Inputs(by_last_carry, reversed_turns, taken_by_all))
+        reverse_loop = _Loop(self.turn, len(carry_gradients), len(reverse_slices), num_sums)
+        flipped_slices = [leaf.flip(0) for leaf in reverse_slices]
+        results = reverse_loop.results_of(
+            _Inputs(carry_gradients, flipped_slices, reverse_captures)
+        )
 
         by_slices = [leaf.flip(0) for leaf in results.outputs]
         return _Inputs(
@@ -799,9 +818,9 @@ class _Reverse:
     def differentiated_tensors(self, inputs: _Inputs[Tensor]) -> Tensors:
         """The tensors of a turn by which gradients are asked for."""
         return [
-            *_chosen(inputs.carry, self.differentiated.carry),
-            *_chosen(inputs.slices, self.differentiated.slices),
-            *_chosen(inputs.captures, self.differentiated.captures),
+            *_at_positions(inputs.carry, self.differentiated.carry),
+            *_at_positions(inputs.slices, self.differentiated.slices),
+            *_at_positions(inputs.captures, self.differentiated.captures),
         ]
 
     def turn_results(
@@ -816,9 +835,9 @@ class _Reverse:
             _replaced(inputs.captures, positions.captures, captures),
         )
         return (
-            *_chosen(results.carry, positions.carry),
-            *_chosen(results.outputs, self.reached.outputs),
-            *_chosen(results.sums, self.reached.sums),
+            *_at_positions(results.carry, positions.carry),
+            *_at_positions(results.outputs, self.reached.outputs),
+            *_at_positions(results.sums, self.reached.sums),
         )
 
 
@@ -838,7 +857,8 @@ def _positions_with_gradient(gradients: list[Tensor | None]) -> list[int]:
     return [position for position, gradient in enumerate(gradients) if gradient is not None]
 
 
-def _chosen(values: list[T], positions: list[int]) -> list[T]:
+def _at_positions(values: list[T], positions: list[int]) -> list[T]:
+    """The values at these positions."""
     return [values[position] for position in positions]
 
 

@@ -1,4 +1,8 @@
-"""What a network's output says about the data: users import it as ``pyrobnn.likelihoods``."""
+"""What a network's output says about the data: users import it as ``pyrobnn.likelihoods``.
+
+To read in this order: ``parameters`` (a likelihood's own, such as a noise), ``base`` (what a likelihood is),
+``catalogue`` (those there are), ``modes_and_bounds`` (mixtures, and numbers between bounds), ``special_functions``.
+"""
 
 import sys
 

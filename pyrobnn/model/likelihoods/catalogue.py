@@ -23,6 +23,8 @@ _GAPS = f"{SITE}gaps"
 
 
 class _Gaussian(Likelihood):
+    """Normal numbers; what the mean and scale are, says ``loc_scale`` of the class that derives from it."""
+
     task = "gaussian"
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
@@ -52,8 +54,9 @@ class HomoskedasticGaussian(_Gaussian):
     Args:
         scale: the noise standard deviation in the units of ``y``, of shape () or (out,). A number or tensor is *fixed*;
             ``"learned"`` is a *point parameter*, optimised by MLE, MAP and SVI from one on, or from
-            ``pb.likelihoods.learned(init=…)``; a distribution on the positive reals is a *prior*, and the noise is
-            *inferred* as the site ``likelihood.scale``.
+            ``pb.likelihoods.learned(init=…)``, and one per output where the net ends in an ``nn.Linear``; a
+            distribution on the positive reals is a *prior*, and the noise is *inferred* as the site
+            ``likelihood.scale``.
 
     Raises:
         ValueError: a scale that is not positive, or a prior whose support is not.
@@ -374,6 +377,8 @@ _MAX_LOG_COUNT = 27.0
 
 
 class _Counts(Likelihood):
+    """Counts, with exposures; their distribution function is ``_below`` of the class that derives from it."""
+
     valid = (constraints.nonnegative_integer, "counts 0, 1, 2, …")
 
     def __init__(self, exposure: int | None = None):

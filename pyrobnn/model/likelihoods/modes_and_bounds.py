@@ -168,7 +168,8 @@ class Beta(Likelihood):
     def _share(self, y: Tensor) -> Tensor:
         return (y - self.low) / (self.high - self.low)
 
-    def _counts(self, f: Tensor, params: Params) -> Pair:
+    def _shape_parameters(self, f: Tensor, params: Params) -> Pair:
+        """a and b of Beta(a, b) on the unit interval, (\\*batch, N, out) each."""
         precision = self.own.value("precision", f, params)
         return f.sigmoid() * precision, (-f).sigmoid() * precision
 
@@ -176,7 +177,7 @@ class Beta(Likelihood):
         return Sampled(self, f, params, f.shape[-1])
 
     def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
-        a, b = self._counts(f, params)
+        a, b = self._shape_parameters(f, params)
         share = self._share(y)
         precision = self.own.value("precision", f, params)
         norm = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(precision)
@@ -187,7 +188,7 @@ class Beta(Likelihood):
     def draw(self, f: Tensor, params: Params) -> Tensor:
         """One datum for each output, in float64 until it is known to reach neither bound."""
         eps = torch.finfo(f.dtype).eps
-        law = torch.distributions.Beta(*self._counts(f.double(), params))
+        law = torch.distributions.Beta(*self._shape_parameters(f.double(), params))
         share = law.sample().clamp(eps, 1 - eps)
         return (self.low + (self.high - self.low) * share).to(f.dtype)
 
@@ -198,14 +199,14 @@ class Beta(Likelihood):
         return self.low + width * mean, width**2 * var
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
-        a, b = self._counts(f.double(), params)
+        a, b = self._shape_parameters(f.double(), params)
         below = by_scipy("betainc", a, b, self._share(y).clamp(0.0, 1.0))
         return below, below
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         r""":math:`H = \phi^2 \mu^2 (1 - \mu)^2 \left(\psi'(\mu \phi) + \psi'((1 - \mu) \phi)\right)`, per output."""
         # ψ' of a mean near a bound is beyond float32
-        a, b = self._counts(f.double(), params)
+        a, b = self._shape_parameters(f.double(), params)
         slope = a * b / (a + b)
         root = slope * (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()
         return torch.diag_embed(root).to(f.dtype)

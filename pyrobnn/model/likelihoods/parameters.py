@@ -67,8 +67,12 @@ class OwnParameters:
     """The positive parameters of a likelihood itself, one or one per output: fixed, learned or inferred.
 
     Attributes: ``fixed``, name → value, in float64; ``points``, site → (initial value, constraint) of learned ones;
-    ``priors``, site → prior of inferred ones.
+    ``priors``, site → prior of inferred ones; ``unsized``, the sites of those that are ``"learned"``, one per output as
+    soon as the number of outputs is known.
     """
+
+    #: pickles of earlier versions have none
+    unsized: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.fixed: dict[str, Tensor] = {}
@@ -85,6 +89,7 @@ class OwnParameters:
         self.fixed.pop(name, None)
         self.points.pop(site, None)
         self.priors.pop(site, None)
+        self.unsized = self.unsized - {site}
         if isinstance(value, torch.distributions.Distribution):
             self.priors[site] = _positive_prior(name, value)
         elif isinstance(value, torch.nn.Parameter):
@@ -95,13 +100,25 @@ class OwnParameters:
                     f"{name!r} must be a number, 'learned' or a distribution, got {value!r}"
                 )
             self.points[site] = (torch.tensor(1.0), constraints.positive)
+            self.unsized = self.unsized | {site}
         elif isinstance(value, Learned):
             self.points[site] = (value.init, constraints.positive)
         else:
             self.fixed[name] = _positive_number(name, value)
 
+    def for_outputs(self, num: int) -> None:
+        """Give what is ``"learned"`` one value for each of so many outputs; of a single one it is a scalar."""
+        for site in self.unsized & self.points.keys():
+            start, support = self.points[site]
+            if num > 1 and not start.dim():
+                self.points[site] = (start.expand(num).clone(), support)
+
     def value(self, name: str, f: Tensor, params: Params) -> Tensor:
-        """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out)."""
+        """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out).
+
+        It is fixed, inferred or learned. A batch of draws stands in front, so that the ``shape`` of one value alone
+        tells one for all outputs, (), from one for each, (out,).
+        """
         site = SITE + name
         if name in self.fixed:
             value = self.fixed[name].to(f)
@@ -117,15 +134,20 @@ class OwnParameters:
         # (*batch, 1 or out) -> (*batch, 1, …)
         return per_output.unsqueeze(-2)
 
-    def check_outputs(self, out: int) -> None:
-        """ValueError where a parameter has neither one value nor one for each of ``out`` columns of y."""
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of each parameter."""
         shapes = {name: value.shape for name, value in self.fixed.items()}
         for site, (start, _) in self.points.items():
             shapes[site.removeprefix(SITE)] = start.shape
         for site, prior in self.priors.items():
             shapes[site.removeprefix(SITE)] = prior.event_shape
-        for name, shape in shapes.items():
-            if tuple(shape) not in ((), (1,), (out,)):
+        return shapes
+
+    def check_outputs(self, out: int) -> None:
+        """ValueError where a parameter has neither one value nor one for each of ``out`` columns or pairs."""
+        for name, shape in self.shapes.items():
+            if tuple(shape) not in ((), (1,), (out,), (out, out)):
                 raise ValueError(
                     f"{name!r} has shape {tuple(shape)}: one value, or one per column of y, {out}"
                 )
@@ -141,6 +163,7 @@ class OwnParameters:
     def like(self, weight: Tensor) -> OwnParameters:
         """A copy with its numbers on the device of ``weight``, those that are not fixed in its dtype too."""
         moved = OwnParameters()
+        moved.unsized = self.unsized
         moved.fixed = {site: value.to(weight.device) for site, value in self.fixed.items()}
         moved.points = {
             site: (value.to(weight), support) for site, (value, support) in self.points.items()
