@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral
 from typing import TypeVar
 
@@ -64,6 +64,21 @@ def drawn(draw: Callable[[], Result], seed: int, device: torch.device) -> Result
             return draw()
     with seeded(seed, device):
         return draw()
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Torch's random state on the CPU and on a device."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        state["device"] = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def set_random_state(state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Torch's random state as :func:`random_state` gave it; that of another kind of device stays."""
+    torch.set_rng_state(state["cpu"])
+    if device.type != "cpu" and "device" in state:
+        torch.get_device_module(device).set_rng_state(state["device"], device)
 
 
 def used_devices() -> list[torch.device]:

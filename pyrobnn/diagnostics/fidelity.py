@@ -143,7 +143,11 @@ class Distance(NamedTuple):
 
 
 #: kind of a probe → where that is, in words
-REGIONS = {"train": "at the data", "between": "in the gaps", "outside": "outside"}
+REGIONS = {
+    "train": "at the data",
+    "between": "in the gaps",
+    "outside": "outside",
+}
 
 
 def distances(

@@ -18,7 +18,7 @@ from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.compile.forecast import Compile
-from pyrobnn.model.distribution_kinds import elementwise
+from pyrobnn.model.fixed_row import prior_of_element
 from pyrobnn.model.likelihoods.catalogue import HeteroskedasticGaussian
 from pyrobnn.posterior import Posterior
 
@@ -206,7 +206,9 @@ def _width_words(normal: bool) -> str:
 
 def prior_facts(model: BNN) -> dict[str, bool]:
     """What :func:`choose` asks of the priors of the net's weights, and of the noise."""
-    priors = [elementwise(prior) for name, prior in model.priors.items() if name.startswith(NET)]
+    priors = [
+        prior_of_element(prior) for name, prior in model.priors.items() if name.startswith(NET)
+    ]
     return {
         "normal": all(isinstance(prior, Normal) for prior in priors),
         "joint": any(prior.event_shape for prior in priors),

@@ -46,9 +46,10 @@ from pyrobnn.estimators.auto import (
 )
 from pyrobnn.estimators.chains_of_fit import at_posterior
 from pyrobnn.estimators.comparison import gain, one_thread, quiet
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, subset
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, subset
 from pyrobnn.estimators.features import Offset
 from pyrobnn.estimators.fits import Fit, RunOptions
+from pyrobnn.estimators.left_out import left_out, left_out_labels
 from pyrobnn.estimators.selection import count_likelihood, search_rule
 from pyrobnn.estimators.wide import lifted
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
@@ -277,13 +278,25 @@ class Estimator(BaseEstimator):
 
     def _run_options(self, seed: int) -> RunOptions:
         """The options of every fit."""
-        return RunOptions(seed=seed, device=self.device, progress=bool(self.verbose))
+        return RunOptions(
+            seed=seed,
+            device=self.device,
+            progress=bool(self.verbose),
+        )
 
     def _fit_nets(self, model: BNN, rows: TrainingRows, seed: int) -> tuple[Fit, bool, str]:
         """The better of a net and a net of more features, whether it gains on a linear model, and by how much."""
         data = (rows.x, rows.y)
         models = [model, lifted(model, *data, seed)]
-        fits = [self._quiet_fit(candidate, rows, seed, few_rows=0) for candidate in models]
+        fits = [
+            self._quiet_fit(
+                candidate,
+                rows,
+                seed,
+                few_rows=0,
+            )
+            for candidate in models
+        ]
         scores = [left_out(fit.posterior, *data) for fit in fits]
         best = gain(scores[1][0], scores[0][0])[0]  # without a gain the plainer net
         return fits[best], *gain(*scores[best])
@@ -381,7 +394,11 @@ class Estimator(BaseEstimator):
         if table is not None and self.missing == "refuse":
             numbers = table.select_dtypes(["number", "bool"], "timedelta")
             table = table if numbers.shape[1] < table.shape[1] else None
-        checks = {**options, "dtype": np.float64, "ensure_min_samples": 2}
+        checks = {
+            **options,
+            "dtype": np.float64,
+            "ensure_min_samples": 2,
+        }
         if table is None:
             return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **checks))
         check_names("X", list(table.columns.map(str)))

@@ -88,7 +88,12 @@ class BNNRegressor(RegressorMixin, Estimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Table, y: ArrayLike, sample_weight: ArrayLike | None = None) -> BNNRegressor:
+    def fit(
+        self,
+        X: Table,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+    ) -> BNNRegressor:
         """Infer the posterior.
 
         Args:

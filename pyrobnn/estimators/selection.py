@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import pyro.distributions as dist
@@ -18,12 +18,15 @@ from torch import Tensor
 from pyrobnn import likelihoods as lk
 from pyrobnn.data import Standardizer
 from pyrobnn.estimators.comparison import gain, log_density, quiet
+from pyrobnn.estimators.fits import RunOptions
 from pyrobnn.estimators.members import TabularEnsemble
-from pyrobnn.estimators.wide import Data, Rule
+from pyrobnn.estimators.wide import SHORT_STEPS, Data, Rule, share_of_steps
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 
 #: rows, at most, of which rules are tried
 MAX_SEARCH_ROWS = 25_000
+#: the noise under which few rows are followed, as shares of a linear model's: a small one follows them closely
+NOISE_SHARES = (0.1, 0.3, 1.0)
 
 
 def search_rule(
@@ -38,49 +41,30 @@ def search_rule(
     Tried on a fifth of the rows, with short training of two members: how closely to follow the data, whether waves
     help, and for counts and skewed positive targets their likelihoods.
     """
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))
-    order = order[:MAX_SEARCH_ROWS]
-    held_out, training = order.tensor_split([min(len(order) // 5, 2000)])
-    targets = units.transform_y(data[1])[:, 0].numpy()[held_out]
-    error = targets - _linear_prediction(data, units, training, held_out)
-    method = _short_training(len(training), len(data[0]) <= MAX_WHOLE_ROWS, seconds)
-    trials = _Trials(method, data, units, held_out, training, targets, seconds, seed, device)
-    best = _best_normal(trials, float(np.std(error)))
+    trials = _Trials.of(data, units, seconds, RunOptions(seed=seed, device=device))
+    error = trials.linear_error()
+    linear_noise = float(np.std(error))
+    num_rows, num_features = data[0].shape
+    waves = max(1, min(8, 256 // num_features))
+    for share in NOISE_SHARES if num_rows <= MAX_WHOLE_ROWS else (1.0,):
+        trials.attempt(Rule(waves, share * linear_noise, linear_noise))
+    # fast waves, and none
+    for change in ({"fastest": 16.0}, {"waves": 0}):
+        trials.attempt(trials.best().rule._replace(**change))
+    normal = trials.best().rule
     for likelihood in responses(data[1].numpy()):
-        trials.attempt(best._replace(likelihood=likelihood))
+        trials.attempt(normal._replace(likelihood=likelihood))
     top = trials.best()
     gained, words = gain(top.log_densities, log_density(error, np.mean(error**2)))
     if not gained:
         return None, words
     # normal noise that varies is what the ensemble learns anyway, after the mean
-    return best if isinstance(top.rule.likelihood, lk.HeteroskedasticGaussian) else top.rule, words
-
-
-def _linear_prediction(
-    data: Data,
-    units: Standardizer,
-    training: Tensor,
-    held_out: Tensor,
-) -> np.ndarray:
-    """Of held-out rows by a Bayesian linear regression of the training rows, in standard units."""
-    x = units.transform_x(data[0]).numpy()
-    y = units.transform_y(data[1])[:, 0].numpy()
-    return cast(np.ndarray, BayesianRidge().fit(x[training], y[training]).predict(x[held_out]))
-
-
-def _short_training(num: int, whole: bool, seconds: float | None) -> TabularEnsemble:
-    """Two members for the trials of so many rows, for longer where there is time: fewer steps favour fast learners."""
-    effort = 1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3)
-    return TabularEnsemble(
-        num_members=2,
-        num_steps=int(1200 * effort),
-        batch_size=min(128 if whole else 256, num),
-        compile=False,
-    )
+    varies = isinstance(top.rule.likelihood, lk.HeteroskedasticGaussian)
+    return normal if varies else top.rule, words
 
 
 class _Trial(NamedTuple):
-    """A rule, and the log densities (N,) of held-out rows under its short fit."""
+    """A rule, and the log densities (N,) of new rows under its short fit."""
 
     rule: Rule
     log_densities: np.ndarray
@@ -89,21 +73,52 @@ class _Trial(NamedTuple):
         return float(self.log_densities.mean())
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Trials:
-    """Short fits of rules to ``training`` rows, which predict held-out rows, ``targets`` in standard units."""
+    """Short fits of rules to ``rows``, by how they predict new rows; all in standard units but the data."""
 
     method: TabularEnsemble
-    data: Data
+    rows: Data
+    new_rows: Data
     units: Standardizer
-    held_out: Tensor
-    training: Tensor
-    targets: np.ndarray
     seconds: float | None
-    seed: int
-    device: torch.device | str | None
+    run: RunOptions
     trials: list[_Trial] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(
+        cls,
+        data: Data,
+        units: Standardizer,
+        seconds: float | None,
+        run: RunOptions,
+    ) -> _Trials:
+        """None yet, of two members each, to be tried on a fifth of the rows."""
+        x, y = data
+        order = torch.from_numpy(np.random.default_rng(run["seed"]).permutation(len(x)))
+        order = order[:MAX_SEARCH_ROWS]
+        new, training = order.tensor_split([min(len(order) // 5, 2000)])
+        batch_size = 128 if len(x) <= MAX_WHOLE_ROWS else 256
+        method = TabularEnsemble(
+            num_members=2,
+            num_steps=int(1200 * share_of_steps(seconds)),
+            batch_size=min(batch_size, len(training)),
+            compile=False,
+        )
+        return cls(method, (x[training], y[training]), (x[new], y[new]), units, seconds, run)
+
+    def linear_error(self) -> np.ndarray:
+        """Errors (N,) of a Bayesian linear regression on the new rows."""
+        x = self.units.transform_x(self.rows[0]).numpy()
+        y = self.units.transform_y(self.rows[1])[:, 0].numpy()
+        new_x = self.units.transform_x(self.new_rows[0]).numpy()
+        return self._error(torch.from_numpy(BayesianRidge().fit(x, y).predict(new_x))[:, None])
+
+    def _error(self, mean: Tensor) -> np.ndarray:
+        """Errors (N,) of means (N, 1) at the new rows."""
+        targets = self.units.transform_y(self.new_rows[1])
+        return (targets - mean)[:, 0].double().numpy()
 
     def best(self) -> _Trial:
         return max(self.trials, key=_Trial.score)
@@ -111,44 +126,29 @@ class _Trials:
     @quiet()
     def attempt(self, rule: Rule) -> None:
         """Try a rule, unless a quarter of the seconds has passed."""
-        seconds = self.seconds
-        if self.trials and seconds is not None and time.perf_counter() - self.begun > seconds / 4:
+        quarter = math.inf if self.seconds is None else self.seconds / 4
+        if self.trials and time.perf_counter() - self.begun > quarter:
             return
-        x = self.data[0][self.training]
-        y = self.data[1][self.training]
         normal = rule.likelihood is None
-        model = rule.model(x, y, self.units, mean_only=normal)
         method = self.method
         if not normal:
-            method = replace(method, num_steps=min(method.num_steps, 400))
-        posterior = method.fit(
-            model,
-            x,
-            y,
-            seed=self.seed,
-            device=self.device,
+            method = replace(method, num_steps=min(method.num_steps, SHORT_STEPS))
+        model = rule.model(
+            *self.rows,
+            self.units,
+            mean_only=normal,
         )
-        prediction = posterior.predict(self.data[0][self.held_out])
-        mean = self.units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
-        error = self.targets - mean
+        x, y = self.new_rows
+        prediction = method.fit(model, *self.rows, **self.run).predict(x)
+        error = self._error(self.units.transform_y(prediction.mean.cpu()))
+        mean_square = np.mean(error**2)
         if normal:
-            log_densities = log_density(error, np.mean(error**2))
+            log_densities = log_density(error, mean_square)
         else:
-            log_prob = prediction.log_prob(self.data[1][self.held_out]).double().cpu().numpy()
+            log_prob = prediction.log_prob(y).double().cpu().numpy()
             log_densities = log_prob + math.log(float(self.units.y_scale[0]))
-        rule = rule._replace(left_out_sd=float(np.sqrt(np.mean(error**2))))
+        rule = rule._replace(left_out_sd=float(np.sqrt(mean_square)))
         self.trials.append(_Trial(rule, log_densities))
-
-
-def _best_normal(trials: _Trials, linear_noise: float) -> Rule:
-    """The best rule of normal noise: shares of ``linear_noise``, the linear model's, then fast waves, then none."""
-    num_rows, num_features = trials.data[0].shape
-    waves = max(1, min(8, 256 // num_features))
-    for share in (0.1, 0.3, 1.0) if num_rows <= MAX_WHOLE_ROWS else (1.0,):
-        trials.attempt(Rule(waves, share * linear_noise, linear_noise))
-    for change in ({"fastest": 16.0}, {"waves": 0}):
-        trials.attempt(trials.best().rule._replace(**change))
-    return trials.best().rule
 
 
 def responses(y: np.ndarray) -> list[lk.Likelihood]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import copy
 import time
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -31,19 +31,19 @@ from pyrobnn.posterior import Posterior
 Data = tuple[Tensor, Tensor]
 #: units of each of the four hidden layers
 WIDTH = 32
-#: steps of chains where no seconds are given: of warm-up, between draws, and of both together for 100 draws
-_USUAL_WARMUP = 1000
-_USUAL_THINNING = 20
-_USUAL_STEPS = 3000
-#: steps by which the cost of chains is measured, for each second that the fit may take
-_MEASURED_STEPS_PER_SECOND = 5
+#: steps of training under a likelihood beside the normal
+SHORT_STEPS = 400
+#: steps of warm-up of chains, and between their draws, where no seconds are given
+WARMUP = 1000
+THINNING = 20
 
 
 class Rule(NamedTuple):
-    """The choices that are tried for an ensemble on a table.
+    """A net on a table, and the noise around it: what a search chooses, and what an ensemble and chains fit.
 
-    Attributes: ``waves`` of each feature; ``noise`` under which the members are trained; ``left_out_sd``, the standard
-    deviation of left-out rows; ``likelihood``, None for a normal; ``fastest`` of the waves; ``factor`` of the scale.
+    Attributes: ``waves`` of each feature; ``noise`` under which the members learn the mean; ``left_out_sd``, the
+    standard deviation of left-out rows, from which they learn the noise; ``likelihood``, None for a normal of which
+    mean and noise are learned; ``fastest`` of the waves.
     """
 
     waves: int
@@ -51,7 +51,6 @@ class Rule(NamedTuple):
     left_out_sd: float
     likelihood: lk.Likelihood | None = None
     fastest: float = 1.0
-    factor: float = 1.0
 
     def model(
         self,
@@ -66,26 +65,27 @@ class Rule(NamedTuple):
         """
         origin = (-units.x_mean / units.x_scale).numpy()
         lift = Lift(units.transform_x(x).numpy(), origin, self.waves, self.fastest).float()
-        likelihood, head, width = self._noise_model(y, mean_only)
+        likelihood, head = self._noise_model(y, mean_only)
         widths = [lift.width, WIDTH, WIDTH, WIDTH, WIDTH]
         layers: list[nn.Module] = []
         with seeded(0):
             for num_inputs, num_outputs in zip(widths, widths[1:]):
                 layers += [Layer(num_inputs, num_outputs), nn.SiLU()]
-            net = nn.Sequential(lift, *layers, Layer(WIDTH, width), head)
+            num_parameters = 2 if self.likelihood is None else self.likelihood.width(1)
+            net = nn.Sequential(lift, *layers, Layer(WIDTH, num_parameters), head)
         prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, TabularEnsemble.prior_sd))
         return BNN(net, prior, likelihood, standardizer=units)
 
-    def _noise_model(self, y: Tensor, mean_only: bool) -> tuple[lk.Likelihood, nn.Module, int]:
-        """The likelihood, the head that makes its parameters of the net's outputs, and the number of these outputs."""
-        if self.likelihood:
-            counted = isinstance(self.likelihood, lk.NegativeBinomial)
-            link = Offset(y) if counted else nn.Identity()
-            return self.likelihood, link, self.likelihood.width(1)
-        head = Heads(self.left_out_sd, mean_only, self.factor)
+    def _noise_model(self, y: Tensor, mean_only: bool) -> tuple[lk.Likelihood, nn.Module]:
+        """The likelihood, and the head that makes its parameters of the net's outputs."""
+        if isinstance(self.likelihood, lk.NegativeBinomial):
+            return self.likelihood, Offset(y)
+        if self.likelihood is not None:
+            return self.likelihood, nn.Identity()
+        head = Heads(self.left_out_sd, mean_only)
         if mean_only:
-            return lk.HomoskedasticGaussian(self.noise), head, 2
-        return lk.HeteroskedasticGaussian(), head, 2
+            return lk.HomoskedasticGaussian(self.noise), head
+        return lk.HeteroskedasticGaussian(), head
 
     def fit(
         self,
@@ -101,54 +101,60 @@ class Rule(NamedTuple):
         The members learn the mean alone, under noise that is known: one that may choose it explains by noise what it
         learns late. Of many rows they then learn the noise too, and some are held out to scale it.
         """
-        clock = Clock(seconds, time.perf_counter())
-        ensemble = self._ensemble(len(data[0]), seconds, compile)
+        begun = time.perf_counter()
+        ensemble = self._ensemble(len(data[0]), seconds)
         held_out, rows = _without_held_out(data, run["seed"])
         with quiet():
-            members = ensemble.fit(self.model(*data, units, mean_only=True), *rows, **run)
+            members = ensemble.fit(
+                self.model(*data, units, mean_only=True),
+                *rows,
+                **run,
+            )
         model = self.model(*data, units, mean_only=False)
         if len(data[0]) <= MAX_WHOLE_ROWS:
-            start = ChainStart(model, rows, members, run)
-            fit = start.chains_fit(num_draws or 100, clock, compile)
+            chains = Chains(model, rows, members, run)
+            spent = time.perf_counter() - begun
+            remaining = None if seconds is None else seconds - spent
+            fit = chains.fit(num_draws or 100, remaining, compile)
         else:
             fit = _noise_learned(ensemble, model, rows, members, run)
             if self.likelihood is None:
-                factor = _noise_factor(fit.posterior, data[0][held_out], data[1][held_out])
-                scaled = self._replace(factor=factor).model(*data, units, mean_only=False)
-                fit = replace(fit, posterior=replace(fit.posterior, model=scaled))
+                scaled = _scaled(fit.posterior, data[0][held_out], data[1][held_out])
+                fit = replace(fit, posterior=scaled)
         noise = self.likelihood or "normal noise that depends on the input"
         net = (
             f"four layers of {WIDTH} on powers of the features and {self.waves} sine waves of each"
         )
-        return replace(fit, reason=f"{fit.reason}, {noise}; {net}", held_out=held_out)
+        return replace(
+            fit,
+            reason=f"{fit.reason}, {noise}; {net}",
+            held_out=held_out,
+        )
 
-    def _ensemble(
-        self,
-        num_rows: int,
-        seconds: float | None,
-        compile: Compile,
-    ) -> TabularEnsemble:
+    def _ensemble(self, num_rows: int, seconds: float | None) -> TabularEnsemble:
         """The ensemble that learns the mean of so many rows, in its share of the seconds."""
-        whole = num_rows <= MAX_WHOLE_ROWS
         # many members predict better than few that are trained for long, whose noise becomes too small
         members = 4 if seconds is None else int(np.clip(seconds / 10, 2, 24))
-        effort = 1.0
-        if seconds is not None:
-            bound = 4 if whole else 1
-            effort = float(np.clip(seconds / 60, 0.1, bound))
-        if whole:
-            steps = int(1500 * effort**0.5)
-        elif self.likelihood is None:
-            steps = int(3000 * effort)
-        else:
-            # for as long as in the search, beyond which nothing showed that its width holds
-            steps = int(400 * effort)
+        if num_rows <= MAX_WHOLE_ROWS:
+            return TabularEnsemble(
+                num_members=members,
+                num_steps=int(1500 * share_of_steps(seconds, most=4) ** 0.5),
+                batch_size=min(num_rows, 128),
+                compile=False,
+            )
+        # of other likelihoods for as long as in the search, beyond which nothing showed that their width holds
+        num_steps = 3000 if self.likelihood is None else SHORT_STEPS
         return TabularEnsemble(
             num_members=members,
-            num_steps=steps,
-            batch_size=min(num_rows, 128 if whole else 256),
+            num_steps=int(num_steps * share_of_steps(seconds)),
+            batch_size=256,
             compile=False,
         )
+
+
+def share_of_steps(seconds: float | None, most: float = 1.0) -> float:
+    """The share of the usual number of training steps that fits into so many seconds."""
+    return 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, most))
 
 
 def _without_held_out(data: Data, seed: int) -> tuple[Tensor, Data]:
@@ -169,7 +175,11 @@ def _noise_learned(
 ) -> Fit:
     """The members of an ensemble after a third of its steps more, in which they learn the noise too."""
     steps = max(1, ensemble.num_steps // 3)
-    method = replace(ensemble, num_steps=steps, optimizer=Optimizer(clip_norm=1.0))
+    method = replace(
+        ensemble,
+        num_steps=steps,
+        optimizer=Optimizer(clip_norm=1.0),
+    )
     posterior = method.fit(model, *rows, init=members, **run)
     return Fit(posterior, method, _ensemble_words(members))
 
@@ -178,88 +188,99 @@ def _ensemble_words(members: Posterior) -> str:
     return f"an ensemble of {members.num_chains * members.num_draws}"
 
 
-class Clock(NamedTuple):
-    """The seconds that a fit may take, None without a limit, and when it began."""
+def _scaled(posterior: Posterior, x: Tensor, y: Tensor) -> Posterior:
+    """The posterior with its noise multiplied by the factor under which rows that were held out are likeliest."""
+    prediction = posterior.predict(x)
+    error = (y - prediction.mean.cpu()).double().cpu().numpy()
+    noise = prediction.aleatoric_var.double().cpu().numpy()
+    spread = prediction.epistemic_var.double().cpu().numpy()
+    factor = max(
+        np.geomspace(0.5, 5, 70),
+        key=lambda factor: log_density(error, factor**2 * noise + spread).mean(),
+    )
+    model = posterior.bnn
+    net = cast(nn.Sequential, copy.deepcopy(model.net))
+    cast(Heads, net[-1]).factor = float(factor)
+    scaled = BNN(
+        net,
+        model.prior,
+        model.likelihood,
+        standardizer=model.standardizer,
+    )
+    return replace(posterior, model=scaled)
 
-    seconds: float | None
-    begun: float
 
-    def remaining(self) -> float:
-        """Seconds that are left, without end where there is no limit."""
-        limit = math.inf if self.seconds is None else self.seconds
-        return limit - (time.perf_counter() - self.begun)
-
-
-@dataclass(frozen=True)
-class ChainStart:
-    """What chains start from: a model, its rows, and the members of an ensemble."""
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """Chains of SGHMC for a model and its rows, that start from the ``members`` of an ensemble."""
 
     model: BNN
     rows: Data
     members: Posterior
     run: RunOptions
 
-    def chains_fit(self, num_draws: int, clock: Clock, compile: Compile) -> Fit:
-        """Chains from the members, of as many steps as fit into what is left of the seconds."""
-        chains = SGHMC(
+    def fit(
+        self,
+        num_draws: int,
+        seconds: float | None,
+        compile: Compile,
+    ) -> Fit:
+        """As many steps as fit into so many seconds."""
+        method = SGHMC(
             num_chains=self.members.num_chains * self.members.num_draws,
             preconditioner="rmsprop",
             compile=compile,
         )
-        chains = _lasting(chains, self._effort(chains, clock))
-        posterior = self._fit(chains, num_draws)
+        effort = 1.0 if seconds is None else self._effort(method, seconds)
+        # where there is time the momentum lasts for thousands of steps: chains have a long way
+        method = replace(
+            method,
+            friction=min(1.0, 0.003 / effort),
+            num_warmup=max(50, int(WARMUP * effort)),
+            thinning=max(1, int(THINNING * effort)),
+        )
         words = (
-            f"{chains.num_chains} chains of {num_draws} draws, {chains.thinning} steps apart, "
+            f"{method.num_chains} chains of {num_draws} draws, {method.thinning} steps apart, "
             f"from {_ensemble_words(self.members)}"
         )
-        return Fit(posterior, chains, words)
+        return Fit(self._posterior(method, num_draws), method, words)
 
-    def _effort(self, chains: SGHMC, clock: Clock) -> float:
-        """What the seconds that are left allow, of the usual number of steps; a fifth of the time is kept back."""
-        if clock.seconds is None:
-            return 1.0
-        cost = self._cost(chains, int(_MEASURED_STEPS_PER_SECOND * clock.seconds))
-        # the usual steps cost multiple · cost / seconds
-        multiple = _USUAL_STEPS // _MEASURED_STEPS_PER_SECOND
-        remaining = 0.8 * clock.remaining()
-        return float(np.clip(remaining * clock.seconds / (multiple * cost), 0.05, 50))
+    def _effort(self, method: SGHMC, seconds: float) -> float:
+        """The multiple of the usual number of steps that takes four fifths of the seconds."""
+        begun = time.perf_counter()
+        measured = max(1, int(5 * seconds))
+        cost = self._cost(method, measured) / measured
+        remaining = 0.8 * (seconds - (time.perf_counter() - begun))
+        # of 100 draws
+        usual = WARMUP + 100 * THINNING
+        return float(np.clip(remaining / (usual * cost), 0.05, 50))
 
-    def _cost(self, chains: SGHMC, steps: int) -> float:
+    def _cost(self, method: SGHMC, steps: int) -> float:
         """Seconds that so many steps take, by two fits: both prepare, and load can hide the steps."""
         seconds = []
         with quiet():
             for num_warmup in (60, 60 + steps):
-                posterior = self._fit(replace(chains, num_warmup=num_warmup, thinning=1), 1)
+                posterior = self._posterior(
+                    replace(
+                        method,
+                        num_warmup=num_warmup,
+                        thinning=1,
+                    ),
+                    1,
+                )
                 seconds.append(posterior.meta["timings"]["fit"])
         short, long = seconds
         return max(long - short, long / 2)
 
-    def _fit(self, chains: SGHMC, num_draws: int) -> Posterior:
+    def _posterior(self, method: SGHMC, num_draws: int) -> Posterior:
         options = RunOptions(**self.run)
         options["num_draws"] = num_draws
-        return chains.fit(self.model, *self.rows, init=self.members, **options)
-
-
-def _lasting(chains: SGHMC, effort: float) -> SGHMC:
-    """Chains whose momentum lasts for thousands of steps where there is time: they have a long way."""
-    return replace(
-        chains,
-        friction=min(1.0, 0.003 / effort),
-        num_warmup=max(50, int(_USUAL_WARMUP * effort)),
-        thinning=max(1, int(_USUAL_THINNING * effort)),
-    )
-
-
-def _noise_factor(posterior: Posterior, x: Tensor, y: Tensor) -> float:
-    """The factor on the scale of the noise under which rows that were held out are likeliest."""
-    prediction = posterior.predict(x)
-    error = (y - prediction.mean.cpu()).double().cpu().numpy()
-    noise = prediction.aleatoric_var.double().cpu().numpy()
-    spread = prediction.epistemic_var.double().cpu().numpy()
-    return max(
-        np.geomspace(0.5, 5, 70),
-        key=lambda factor: log_density(error, factor**2 * noise + spread).mean(),
-    )
+        return method.fit(
+            self.model,
+            *self.rows,
+            init=self.members,
+            **options,
+        )
 
 
 def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:

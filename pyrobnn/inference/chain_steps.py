@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.fitting.batches import permuted_rows
+from pyrobnn.inference.fitting.batches import Batches, PermutedRows, same
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.model import Density
 from pyrobnn.model.compile import Compiled, compiled
@@ -70,7 +69,7 @@ class Batch(NamedTuple):
     per_chain: bool
 
 
-def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> Iterator[Batch]:
+def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> Batches[Batch]:
     """Endless mini-batches; each chain walks through permutations of its own."""
     no_rows = torch.zeros(
         0,
@@ -81,12 +80,10 @@ def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> 
         data = tuple(value for value in (problem.x, problem.y) if isinstance(value, Tensor))
         if len(data) < 2:
             data = ()  # the density calls the program with its stored arguments
-        # endless: what follows is for a net
-        yield from itertools.repeat(Batch(no_rows, data, per_chain=False))
+        return same(Batch(no_rows, data, per_chain=False))
     num_data = problem.num_rows
     if problem.loader is not None or batch_size is None or batch_size >= num_data:
-        yield from (Batch(no_rows, pair, per_chain=False) for pair in problem.batches())
-        return
+        return problem.batches().mapped(lambda pair: Batch(no_rows, pair, per_chain=False))
     rows = torch.empty(
         num_chains,
         batch_size,
@@ -98,9 +95,12 @@ def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> 
         (problem.x, problem.y),
         per_chain=True,
     )
-    for drawn in permuted_rows(num_data, batch_size, problem.device, num_chains):
+
+    def of_rows(drawn: Tensor) -> Batch:
         rows.copy_(drawn)
-        yield batch
+        return batch
+
+    return PermutedRows(num_data, batch_size, problem.device, num_chains).mapped(of_rows)
 
 
 class LogJoint(NamedTuple):

@@ -103,7 +103,7 @@ def fit_on_ranks(
         model, x, y, num_draws, init: as for ``method.fit``; an ensemble has one draw a member.
         seed: of the whole run, from which every rank derives its own.
         device: where this rank computes; default GPU number ``LOCAL_RANK`` under NCCL, else where ``x`` is.
-        checkpoint: of NUTS: a file to whose name every rank adds its number. Ranks that ``torchrun --max-restarts``
+        checkpoint: a file to whose name every rank adds its number. Ranks that ``torchrun --max-restarts``
             starts again go on from there, to the same draws; several machines need a disk that all of them see.
 
     Returns:

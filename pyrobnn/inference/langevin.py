@@ -13,8 +13,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from pyrobnn.inference.chain_steps import (
     kinetic,
     metric_of,
 )
+from pyrobnn.inference.fitting.batches import Batches
+from pyrobnn.inference.fitting.checkpoints import Fields, Stage, fields_of
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.posterior import Posterior
@@ -275,6 +277,24 @@ class Run:
     compile_seconds: float
 
 
+class _RecordState(TypedDict):
+    """What a checkpoint has of the record."""
+
+    losses: list[Tensor]
+    step_size: float
+    step: int
+    draws: list[list[Tensor]]
+    kinetic: Tensor
+
+
+class _WalkState(TypedDict):
+    """What a checkpoint has of the chains, the choice of their step size, and the record."""
+
+    chains: Fields
+    choice: Fields
+    record: _RecordState
+
+
 class _Record:
     """What has been drawn so far."""
 
@@ -299,6 +319,24 @@ class _Record:
         """Take the chains' present positions as draws."""
         self.draws.append((state.z, lp))
         self.kinetic += state.v.square() / temperature
+
+    def state(self) -> _RecordState:
+        """Draws, losses, and sums so far."""
+        return {
+            "losses": self.losses,
+            "step_size": self.step_size,
+            "step": self.step,
+            "draws": [list(draw) for draw in self.draws],
+            "kinetic": self.kinetic,
+        }
+
+    def restore(self, state: _RecordState) -> None:
+        """Go on from what :meth:`state` gave."""
+        self.losses = list(state["losses"])
+        self.step_size = state["step_size"]
+        self.step = state["step"]
+        self.draws = [(z, lp) for z, lp in state["draws"]]
+        self.kinetic = state["kinetic"]
 
     def usable(self) -> bool:
         """Whether an interrupted run holds draws that a check has seen."""
@@ -332,8 +370,13 @@ def run_chains(
     )
     step.announce = watch.say
     started = time.perf_counter()
-    with watch:
-        _Walk(config, problem, chooser, plan, step, record).take(state, watch, fit_run.seed)
+    batches = chain_batches(problem, config.num_chains, config.batch_size)
+    walk = _Walk(config, problem, chooser, plan, step, record, batches)
+    walk.begin(state)
+    stage = fit_run.stages.begin(batches)
+    stage.resume(walk)
+    with watch, stage:
+        walk.take(watch, stage, fit_run.seed)
     seconds = time.perf_counter() - started
     if not record.draws:
         raise ValueError(
@@ -377,9 +420,9 @@ class _Plan(NamedTuple):
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Walk:
-    """What the steps of a run share."""
+    """The steps of a run: what they share, and where the chains are."""
 
     config: _StochasticGradientMCMC
     problem: Problem
@@ -387,37 +430,80 @@ class _Walk:
     plan: _Plan
     step: ChainStep
     record: _Record
+    batches: Batches[Batch]
 
-    def take(self, state: State, watch: Watch, seed: int) -> None:
+    # set by :meth:`begin`
+    chains: State = field(init=False)
+    choice: Choice = field(init=False)
+
+    def begin(self, chains: State) -> None:
+        """Begin with these chains."""
+        self.chains = chains
+        self.choice = self.chooser.begin(chains)
+
+    def state(self) -> _WalkState:
+        """Where the chains are, the choice of the step size, and the record."""
+        choice = fields_of(self.choice) | {"saved": fields_of(self.choice.saved)}
+        return {
+            "chains": fields_of(self.chains),
+            "choice": choice,
+            "record": self.record.state(),
+        }
+
+    def restore(self, state: _WalkState) -> None:
+        """Go on from what :meth:`state` gave."""
+        self.chains = State(**state["chains"])
+        saved = State(**state["choice"]["saved"])
+        settled = tuple(state["choice"]["settled"])
+        self.choice = Choice(**{**state["choice"], "saved": saved, "settled": settled})
+        self.record.restore(state["record"])
+
+    def take(
+        self,
+        watch: Watch,
+        stage: Stage,
+        seed: int,
+    ) -> None:
         """Take the steps and keep every ``thinning``-th after the warm-up."""
-        config = self.config
-        record = self.record
-        batches = chain_batches(self.problem, config.num_chains, config.batch_size)
-        choice = self.chooser.begin(state)
-        while state.step < self.plan.num_steps:
-            if state.step in self.chooser.looks:
-                choice = self._choice_by_look(choice, state, batches)
-            record.step = state.step
-            record.step_size = choice.value
-            second_weight = _second_weight(config, state.step)
-            stepped = self.step(next(batches), state, choice.value, second_weight)
-            state = stepped.state
-            if state.step in self.plan.checks:
-                choice, restart = self._choice_by_check(choice, stepped)
-                if restart is not None:
-                    state = restart
-                    record.clear(state.z)
-                    continue
-            if state.step in self.plan.draws:
-                record.keep(state, stepped.lp, config.temperature)
-            if state.step in self.plan.reports:
-                record.losses.append(-stepped.lp.mean() / self.problem.num_rows)
-                make_snapshot = functools.partial(self._snapshot, state.z, seed)
-                metrics = {"loss": float(record.losses[-1]), "snapshot": make_snapshot}
-                stop = watch.tell(state.step, metrics)
-                if stop and state.step < self.plan.num_steps:
+        while self.chains.step < self.plan.num_steps:
+            with stage.changing():
+                reported = self._step()
+            if reported:
+                present = functools.partial(self._snapshot, self.chains.z, seed)
+                metrics = {"loss": float(self.record.losses[-1]), "snapshot": present}
+                stop = watch.tell(self.chains.step, metrics)
+                if stop and self.chains.step < self.plan.num_steps:
                     watch.stopped = "callback"
                     return
+            stage.keep()
+
+    def _step(self) -> bool:
+        """Take one step, or go back where the chains have diverged; returns whether it is to be reported."""
+        record = self.record
+        state = self.chains
+        choice = self.choice
+        if state.step in self.chooser.looks:
+            choice = self._choice_by_look(choice, state, self.batches)
+        record.step = state.step
+        record.step_size = choice.value
+        second_weight = _second_weight(self.config, state.step)
+        stepped = self.step(next(self.batches), state, choice.value, second_weight)
+        state = stepped.state
+        if state.step in self.plan.checks:
+            choice, restart = self._choice_by_check(choice, stepped)
+            if restart is not None:
+                record.clear(restart.z)
+                self.chains = restart
+                self.choice = choice
+                return False
+        if state.step in self.plan.draws:
+            record.keep(state, stepped.lp, self.config.temperature)
+        reported = state.step in self.plan.reports
+        if reported:
+            record.losses.append(-stepped.lp.mean() / self.problem.num_rows)
+        self.chains = state
+        self.choice = choice
+        return reported
 
     def _choice_by_look(
         self,

@@ -52,7 +52,7 @@ from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.loaders import survey
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_room, weights_of
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
-from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile.forecast import Compile
@@ -151,6 +151,7 @@ class Laplace(Method):
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = OPTIONAL
     remedy: ClassVar[str] = (
         "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
     )
@@ -425,7 +426,8 @@ class _Gaussian:
 
     def notes(self, draws: Mapping[str, Tensor]) -> list[Finding]:
         """That the widths of some weights are lost where draws (draw, \\*shape) are the mode plus a step."""
-        of_sites = [draws[site.name] for site in self.approximation.sites]
+        # a row that is fixed is no weight
+        of_sites = [site.transform.inv(draws[site.name]) for site in self.approximation.sites]
         moved = torch.cat([(value != value[:1]).any(0).flatten() for value in of_sites])
         if len(of_sites[0]) == 1 or bool(moved.all()):
             return []

@@ -17,6 +17,7 @@ from pyrobnn.core.checks import Refused, as_tensor, check_count, check_type
 from pyrobnn.core.option_names import refuse_unknown
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.batch_norm import training_norms
+from pyrobnn.inference.fitting.checkpoints import Stages, stages_of
 from pyrobnn.inference.fitting.collapse import collapsed
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, posterior_with_notes, prepare
@@ -48,7 +49,7 @@ class FitRun:
     """What a fit was asked for, checked: the arguments of :meth:`Method.fit`.
 
     ``given`` are the model, x and y as the user handed them over (a :class:`Problem` has them checked, in its units and
-    on its device).
+    on its device); ``stages`` are the loops of the fit, which a checkpoint has.
     """
 
     num_draws: int
@@ -58,6 +59,7 @@ class FitRun:
     callbacks: Sequence[Callback] = ()
     progress: bool = False
     given: tuple[Any, Any, Any] = field(default=(None, None, None), repr=False)
+    stages: Stages = field(default_factory=Stages)
 
 
 _P = ParamSpec("_P")
@@ -193,7 +195,8 @@ class Method(abc.ABC):
             seed: of all randomness: starts, batches, noise and draws.
             init: where to start: an earlier posterior or a trained net; default the model's own net.
             device: where to compute; default where ``x`` is.
-            checkpoint: a file to write now and then, and to resume from where it exists (NUTS).
+            checkpoint: a file to write once a minute, and on Ctrl-C, SIGTERM or an error in a callback; where it exists
+                the fit goes on from there, to the same posterior to the bit. Of Laplace, its search for the mode.
             callbacks: each called as ``callback(step, metrics)`` while the fit runs; ``metrics["snapshot"]()`` is the
                 present posterior; True stops.
             progress: show a progress bar.
@@ -225,6 +228,7 @@ class Method(abc.ABC):
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with process_state(), raised_by_handlers(), explained(model):
             problem = self._prepare(run, device)
+            run = replace(run, stages=stages_of(self, problem, run))
             with recorded() as functions:
                 posterior = self._fit_head(problem, run)
             posterior = posterior_with_notes(posterior, collapsed(posterior, x, y))

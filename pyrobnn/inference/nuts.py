@@ -13,6 +13,7 @@ from torch import Tensor
 from pyrobnn.core.checks import check_choice, check_count, check_number, check_optional
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.memory import require
+from pyrobnn.inference.fitting import checkpoints
 from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
 from pyrobnn.inference.fitting.initial import common_start
 from pyrobnn.inference.fitting.problem import (
@@ -23,9 +24,9 @@ from pyrobnn.inference.fitting.problem import (
     prepare,
 )
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
-from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.chain_convergence import Convergence, check_convergence, judged_net
+from pyrobnn.inference.hmc.checkpoint import Saving
 from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.metric import Form, form_of
@@ -367,13 +368,13 @@ class NUTS(Method):
 
     def _checkpoint(
         self, problem: Problem, run: FitRun
-    ) -> tuple[dict[str, Tensor] | None, checkpoints.Saving | None]:
+    ) -> tuple[dict[str, Tensor] | None, Saving | None]:
         """The run to go on from, where there is one, and where, as what and how often to save this one."""
         if run.checkpoint is None:
             return None, None
         fingerprint = checkpoints.run_fingerprint(self, problem, run)
         earlier = checkpoints.read(run.checkpoint, fingerprint)
-        return earlier, checkpoints.Saving(run.checkpoint, fingerprint, self.checkpoint_every)
+        return earlier, Saving(run.checkpoint, fingerprint, self.checkpoint_every)
 
     def _run(
         self,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -14,13 +13,14 @@ from torch import Tensor
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import training_norms
-from pyrobnn.inference.fitting.batches import check_batch_size, member_rows, of_rows
+from pyrobnn.inference.fitting.batches import Batches, MemberRows, check_batch_size, of_rows, same
 from pyrobnn.inference.fitting.initial import fresh_starts, start_values, starts_of
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
-from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.occam import weight_spreads
 from pyrobnn.inference.optim.paths import (
     MAX_PATHS,
     REFINING_STEPS,
@@ -53,10 +53,13 @@ class Trained(Method):
 
     claim: ClassVar[Claim] = "none"
     trains: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = OPTIONAL
     #: paths of each member that are followed together where that costs little
     max_paths: ClassVar[int] = MAX_PATHS
     #: whether ends of several paths are compared by their evidence, else by their log joint
     by_evidence: ClassVar[bool] = False
+    #: whether some of those paths are smoothed: an end need not be a mode
+    smooths: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Training.of(self, "cosine")  # its checks
@@ -75,16 +78,16 @@ class Trained(Method):
         """Where the search begins, (dim,) or (members, dim)."""
         return problem.density.initial(start_values(problem.model, run.init), run.seed)
 
-    def _own_rows(self, problem: Problem, run: FitRun) -> Iterator[Tensor] | None:
+    def _own_rows(self, problem: Problem, run: FitRun) -> Batches[Tensor] | None:
         """Endless row numbers (member, batch_size) of batches of each member's own; None where all see the same."""
         return None
 
-    def _batches(self, problem: Problem, run: FitRun) -> Iterator[tuple[Tensor, ...]]:
+    def _batches(self, problem: Problem, run: FitRun) -> Batches[Any]:
         """Endless batches (x, y); of members with batches of their own (rows (member, batch_size), x, y) of all."""
         rows = self._own_rows(problem, run)
         if rows is None:
             return problem.batches(self.batch_size)
-        return ((of_members, problem.x, problem.y) for of_members in rows)
+        return rows.mapped(lambda of_members: (of_members, problem.x, problem.y))
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         with seeded(run.seed, problem.device):
@@ -143,6 +146,8 @@ class Trained(Method):
             num_paths=num_together(problem, self.batch_size, len(members), self.max_paths),
             refinement=self._refinement(problem),
             other_starts=other_starts,
+            weight_spreads=self._weight_spreads(problem),
+            stages=run.stages,
             callbacks=run.callbacks,
             snapshot=snapshot,
             progress=run.progress,
@@ -159,9 +164,18 @@ class Trained(Method):
         return worths_of(
             problem,
             ends,
-            # a net whose batch-norm layers use the batch has no outputs row by row
-            evidence=self.by_evidence and not training_norms(problem.bnn),
+            evidence=self._compares_evidence(problem),
         )
+
+    def _compares_evidence(self, problem: Problem) -> bool:
+        """Whether ends of several paths are compared by their evidence."""
+        # a net whose batch-norm layers use the batch has no outputs row by row, nor has a stream all rows
+        return self.by_evidence and problem.loader is None and not training_norms(problem.bnn)
+
+    def _weight_spreads(self, problem: Problem) -> Tensor | None:
+        """Spreads of the weights (dim,), for paths that are smoothed; None where none are."""
+        smoothed = self.smooths and self._compares_evidence(problem)
+        return weight_spreads(problem.density) if smoothed else None
 
     def _is_whole(self, problem: Problem) -> bool:
         """Whether a batch holds all of the data: one of as many rows is that by another name."""
@@ -213,9 +227,9 @@ class Trained(Method):
                 randomness=randomness,
             )(thetas, *batch)
 
-        batches: Iterator[tuple[Tensor, ...]] | None = None
+        batches: Batches[Any] = same(())
         if ys is not None:
-            batches = itertools.repeat((problem.x, ys))
+            batches = same((problem.x, ys))
         elif self.batch_size is not None or problem.loader is not None:
             batches = self._batches(problem, run)
         return minimize(
@@ -223,6 +237,7 @@ class Trained(Method):
             start,
             batches,
             Training.of(self, "cosine"),
+            stage=run.stages.begin(batches),
             callbacks=run.callbacks,
             snapshot=snapshot,
             progress=run.progress,
@@ -421,9 +436,10 @@ class DeepEnsemble(Trained):
     .. math:: \hat\theta_m = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
 
     Where the scale of the noise is free, a search may take the function for noise (Seitzer et al., 2022). It then
-    follows several paths: the plain one, and others that hold the noise small for the first half of their steps, and
-    every member keeps the end of the best evidence; one that ends ten nats below the best of all takes the best end
-    that no other has. ``meta["noise_held"]`` and ``meta["path_gain"]``, one entry a member, are those of
+    follows several paths: the plain one, and others that hold the noise small for the first half of their steps, one of
+    them with noise in the weights too, which leads to broad modes. Every member keeps the end of the best evidence; one
+    that ends ten nats below the best of all takes the best end that no other has. ``meta["noise_held"]`` and
+    ``meta["path_gain"]``, one entry a member, are those of
     :class:`pyrobnn.MAP`, in nats of evidence.
 
     Args:
@@ -461,8 +477,9 @@ class DeepEnsemble(Trained):
 
     max_paths: ClassVar[int] = 3
     by_evidence: ClassVar[bool] = True
+    smooths: ClassVar[bool] = True
     kind: ClassVar[Kind] = "independent"
-    uses: ClassVar[tuple[str, ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -488,10 +505,10 @@ class DeepEnsemble(Trained):
     def _start(self, problem: Problem, run: FitRun) -> Tensor:
         return starts_of(problem, self._seeds(run))
 
-    def _own_rows(self, problem: Problem, run: FitRun) -> Iterator[Tensor] | None:
+    def _own_rows(self, problem: Problem, run: FitRun) -> Batches[Tensor] | None:
         check_batch_size(problem, self.batch_size)
         if self.batch_size is None or self._is_whole(problem):
             return None
         # other numbers than those that a member starts with
         seeds = [_BATCHES + seed for seed in self._seeds(run)]
-        return member_rows(problem.num_rows, self.batch_size, problem.device, seeds)
+        return MemberRows(problem.num_rows, self.batch_size, problem.device, seeds)

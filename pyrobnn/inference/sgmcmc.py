@@ -16,11 +16,12 @@ from pyrobnn.core.checks import check_choice, check_count, check_number, check_o
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.chain_steps import Moved, Setting, full_log_joint, kinetic
 from pyrobnn.inference.fitting.batches import check_batch_size
+from pyrobnn.inference.fitting.checkpoints import Stages
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
 from pyrobnn.inference.langevin import Run, run_chains
-from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.model import NET, Density
@@ -48,6 +49,7 @@ class _StochasticGradientMCMC(Method):
     default_draws: ClassVar[int] = 500
     points: ClassVar[Literal["free", "held"]] = "held"
     trains: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = OPTIONAL
     has_momentum: ClassVar[bool]
     #: ε times the largest curvature that a chosen step size aims at; stable below 4
     share: ClassVar[float]
@@ -105,7 +107,7 @@ class _StochasticGradientMCMC(Method):
         with seeded(run.seed, problem.device):
             begun = time.perf_counter()
             if run.init is None and self.init_steps and problem.is_bnn:
-                z = _find_modes(self, problem)
+                z = _find_modes(self, problem, run.stages)
             else:
                 z = start_chains(problem.model, problem.density, run.init, self.num_chains)
             searching = time.perf_counter() - begun
@@ -114,7 +116,13 @@ class _StochasticGradientMCMC(Method):
         notes = []
         if stopped == "interrupt":
             notes.append(
-                interruption(self, chains.z.shape[1], run.num_draws, "draws of each chain")
+                interruption(
+                    self,
+                    chains.z.shape[1],
+                    run.num_draws,
+                    "draws of each chain",
+                    run.checkpoint,
+                )
             )
         meta = {
             "temperature": self.temperature,
@@ -312,7 +320,11 @@ def _log_joint_on_all_data(problem: Problem, chains: Run) -> tuple[Tensor, str]:
         return chains.lp, "interrupt"
 
 
-def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
+def _find_modes(
+    config: _StochasticGradientMCMC,
+    problem: Problem,
+    stages: Stages,
+) -> Tensor:
     """Starting points (num_chains, dim) near modes: nets initialised anew, trained together by Adam.
 
     For two thirds of ``init_steps`` the likelihood's own parameters stay.
@@ -326,11 +338,14 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
     switch = num_steps - num_steps // 3
     free = torch.arange(num_steps + 1, device=start.device) >= switch
     optimizer = Optimizer(schedule=_cosines(num_steps, switch))
+    batches = problem.batches(config.batch_size)
     result = minimize(
         _losses_from(start, density, problem.num_rows),
         start,
-        ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
+        batches,
         Training(num_steps, 0.01, optimizer, config.compile),
+        leading=lambda step: (free[step],),
+        stage=stages.begin(batches),
         name=f"the start of {type(config).__name__}",
     )
     if result.stopped == "interrupt":  # before the first draw

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.core.memory import require
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator
-from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage
+from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage, States
+from pyrobnn.inference.fitting.checkpoints import Fields, Stage, fields_of
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import (
     Problem,
@@ -148,7 +149,7 @@ class SMC(Method):
     claim: ClassVar[Claim] = "exact"
     gathers: ClassVar[bool] = True
     points: ClassVar[Literal["free", "held"]] = "held"
-    uses: ClassVar[tuple[str, ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ("checkpoint",)
     default_draws: ClassVar[int] = 500
     remedy: ClassVar[str] = "Use more particles."
 
@@ -187,15 +188,20 @@ class SMC(Method):
         )
         started = time.perf_counter()
         with full_float32(problem.device), torch.no_grad():
-            course = _Course(self, problem, run)
-            with course.watch:
+            stage = run.stages.begin()
+            course = _Course(self, problem, run, stage)
+            with course.watch, stage:
                 course.run()
             z, log_joint, ancestor = course.draws()
             draws = density.constrain(z)
         stopped = course.watch.stopped
         notes = course.findings()
         if stopped == "interrupt":
-            notes.append(interruption(self, course.num_done, run.num_draws, "draws of each island"))
+            notes.append(
+                interruption(
+                    self, course.num_done, run.num_draws, "draws of each island", run.checkpoint
+                )
+            )
         if self.compile is True and course.compiled.mode != "inductor":
             notes += launches(problem.device, "the gradient could not be compiled")
         return make_posterior(
@@ -209,7 +215,7 @@ class SMC(Method):
             },
             sample_stats={"lp": log_joint, "ancestor": ancestor},
             log_evidence=course.total,
-            history=rung_history(course.rungs),
+            history=rung_history(course.reached.rungs),
             meta={
                 **course.facts(),
                 "stopped": stopped,
@@ -232,17 +238,13 @@ class _Course:
 
     Attributes:
         compiled: the tempered gradient.
-        particles: as they are now.
-        signs: what the particles showed at the last temperature.
-        rungs: what happened at each temperature.
-        weighing: the last run of the ladders; None where there was none.
+        reached: how far the fit has come.
     """
 
     compiled: Batched
-    particles: Population
-    signs: Signs
+    reached: _Reached
 
-    def __init__(self, config: SMC, problem: Problem, run: FitRun) -> None:
+    def __init__(self, config: SMC, problem: Problem, run: FitRun, stage: Stage) -> None:
         self._config = config
         self._problem = problem
         self._run = run
@@ -256,13 +258,12 @@ class _Course:
             metrics=("beta", "acceptance_rate", "moves"),
             worth_keeping=lambda: bool(self._rounds),
         )
-        self.rungs: list[Rung] = []
-        self.weighing: Weighing | None = None
-        # states of each temperature, from which the ladders begin
-        self._levels: list[Level] = []
+        # of the ladders, where there are any
+        self._exchange: Exchange | None = None
         # positions, log joints and ancestors of all islands, (island, draw, …), in the order they were drawn
         self._rounds: list[list[Tensor]] = []
         self._progress = _Progress(self.watch)
+        self._stage = stage
 
     def run(self) -> None:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
@@ -276,16 +277,18 @@ class _Course:
             say=self.watch.say,
         )
         tempering = Tempering(self.compiled.evaluate, config.max_leapfrogs, config.max_moves)
-        self.particles = tempering.start(z, config.num_islands, self._run.seed)
-        if not self.particles.possible():
+        self.reached = _Reached(tempering.start(z, config.num_islands, self._run.seed))
+        self._stage.resume(self)
+        particles = self.reached.particles
+        if not particles.possible():
             raise Refused(
-                f"in none of an island's {self.particles.num_each} draws from the prior do the data have a finite "
+                f"in none of an island's {particles.num_each} draws from the prior do the data have a finite "
                 "likelihood: check the supports and scales of prior and likelihood, or use more num_particles"
             )
         self._climb(tempering)
-        self._look_for_modes(tempering)
-        if self.signs.parted:
-            self._exchange(tempering)
+        signs = self.reached.signs or self._look_for_modes(tempering)
+        if signs.parted:
+            self._weigh_modes(tempering)
         else:
             self._sample(tempering)
 
@@ -297,34 +300,52 @@ class _Course:
 
     def _climb(self, tempering: Tempering) -> None:
         """All temperatures, one after the other."""
-        while self.particles.beta < 1.0:
-            if len(self.rungs) == _MAX_TEMPERATURES:
+        while self.reached.particles.beta < 1.0:
+            reached = self.reached
+            if len(reached.rungs) == _MAX_TEMPERATURES:
                 raise Refused(
-                    f"{len(self.rungs)} temperatures led to beta = {self.particles.beta:.3g} only, of 1: the prior is "
-                    "too far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
+                    f"{_MAX_TEMPERATURES} temperatures led to beta = {reached.particles.beta:.3g} only, of 1: the "
+                    "prior is too far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
                 )
-            self.particles, rung = tempering.climb(self.particles, self._config.ess)
-            self.rungs.append(rung)
-            self._levels.append(self.particles.level(_STATES_PER_LEVEL))
-            if self._report("tempering", 0.97 * self.particles.beta**0.25):
+            with self._stage.changing():
+                particles, rung = tempering.climb(reached.particles, self._config.ess)
+                self.reached = replace(
+                    reached,
+                    particles=particles,
+                    rungs=[*reached.rungs, rung],
+                    levels=[*reached.levels, particles.level(_STATES_PER_LEVEL)],
+                )
+            if self._report("tempering", 0.97 * particles.beta**0.25):
                 raise ValueError(
                     f"a callback stopped the run at step {self._progress.steps}, before there was a draw"
                 )
+            self._stage.keep()
 
-    def _look_for_modes(self, tempering: Tempering) -> None:
+    def _look_for_modes(self, tempering: Tempering) -> Signs:
         """Move the particles on from the last temperature for the signs; where they were are the first draws."""
-        before = self.particles
-        self.particles, _ = tempering.moved(before)
-        self._levels.append(self.particles.level(_STATES_PER_LEVEL))
-        self.signs = Signs.of(before, self.particles, self.rungs)
-        # draws that an interruption leaves have their signs
-        self._rounds.append(self._draws_of(before))
+        with self._stage.changing():
+            reached = self.reached
+            before = reached.particles
+            particles, _ = tempering.moved(before)
+            signs = Signs.of(before, particles, reached.rungs)
+            self.reached = replace(
+                reached,
+                particles=particles,
+                levels=[*reached.levels, particles.level(_STATES_PER_LEVEL)],
+                signs=signs,
+            )
+            # draws that an interruption leaves have their signs
+            self._rounds.append(self._draws_of(before))
+        return signs
 
     def _sample(self, tempering: Tempering) -> None:
         """Draws at the last temperature: the particles, which have moved on, and do so where more are asked for."""
         while not self._enough():
-            self._rounds.append(self._draws_of(self.particles))
-            self.particles, _ = tempering.moved(self.particles)
+            with self._stage.changing():
+                self._rounds.append(self._draws_of(self.reached.particles))
+                particles, _ = tempering.moved(self.reached.particles)
+                self.reached = replace(self.reached, particles=particles)
+            self._stage.keep()
 
     @staticmethod
     def _draws_of(particles: Population) -> list[Tensor]:
@@ -341,10 +362,36 @@ class _Course:
             self.watch.stopped = "callback"
         return stop or finished
 
-    def _exchange(self, tempering: Tempering) -> None:
+    def _weigh_modes(self, tempering: Tempering) -> None:
         """Draws and evidence of ladders between all temperatures; of the climb alone where they cost too much."""
+        exchange = self._exchange or self._new_exchange()
+        ladders = self.reached.ladders or _Ladders(exchange.start(self.reached.levels))
+        while ladders.num_adapted < _NUM_ADAPTATIONS:
+            # those of the adaptations that are left, and of the first weighed run
+            num_steps = (_NUM_ADAPTATIONS - ladders.num_adapted + 2) * _ADAPTATION_STEPS
+            if not self._affords(ladders.now, num_steps):
+                self._sample(tempering)
+                return
+            with self._stage.changing():
+                adapted = exchange.adapted(ladders.now, _ADAPTATION_STEPS)
+                ladders = _Ladders.adapted(adapted, ladders.num_adapted + 1)
+                self.reached = replace(self.reached, ladders=ladders)
+            if self._stopped_exchanging():
+                return
+            self._stage.keep()
+        ladders = self._weigh(exchange, ladders)
+        # further draws, which are not weighed
+        while self.watch.stopped != "callback" and not self._enough():
+            with self._stage.changing():
+                moved, passage = exchange.run(ladders.now, _ADAPTATION_STEPS, self._num_kept)
+                self._rounds.append(passage.draws(self._config.num_islands))
+                ladders = replace(ladders, now=moved)
+                self.reached = replace(self.reached, ladders=ladders)
+            self._stage.keep()
+
+    def _new_exchange(self) -> Exchange:
         config = self._config
-        exchange = Exchange(
+        self._exchange = Exchange(
             self.compiled.evaluate,
             self._prior,
             config.num_islands,
@@ -352,59 +399,62 @@ class _Course:
             generator(self._run.seed),
             config.max_leapfrogs,
         )
-        ladders = exchange.start(self._levels)
-        for num_adapted in range(_NUM_ADAPTATIONS):
-            # those of the adaptations that are left, and of the first weighed run
-            num_steps = (_NUM_ADAPTATIONS - num_adapted + 2) * _ADAPTATION_STEPS
-            if not self._affords(ladders, num_steps):
-                self._sample(tempering)
-                return
-            ladders = exchange.adapted(ladders, _ADAPTATION_STEPS)
-            if self._stopped_exchanging():
-                return
-        ladders = self._weigh(exchange, ladders)
-        # further draws, which are not weighed
-        while self.watch.stopped != "callback" and not self._enough():
-            ladders, passage = exchange.run(ladders, _ADAPTATION_STEPS, self._num_kept)
-            self._rounds.append(passage.draws(config.num_islands))
+        return self._exchange
 
     @property
     def _budget(self) -> int:
         """Gradients that the ladders may take."""
-        return _BUDGET * self.particles.num_gradients
+        return _BUDGET * self.reached.particles.num_gradients
 
     def _affords(self, ladders: Ladders, num_steps: int) -> bool:
         """Whether the budget allows so many steps more. The first is taken for a gradient of every state, the least."""
         gradients_per_step = ladders.num_gradients / max(1, ladders.num_steps)
         return ladders.num_gradients + gradients_per_step * num_steps <= self._budget
 
-    def _weigh(self, exchange: Exchange, ladders: Ladders) -> Ladders:
+    def _weigh(self, exchange: Exchange, ladders: _Ladders) -> _Ladders:
         """Runs of ladders, each twice as long as the one before, until they are at rest or the budget is spent."""
-        budget = self._budget
-        gradients_per_step = ladders.num_gradients / ladders.num_steps
-        num_steps = 2 * _ADAPTATION_STEPS
-        while ladders.num_gradients + gradients_per_step * num_steps <= budget:
-            gradients_before = ladders.num_gradients
-            ladders, passage = exchange.run(ladders, num_steps, self._num_kept)
-            gradients_per_step = (ladders.num_gradients - gradients_before) / num_steps
-            weighing = Weighing.of(
-                passage, self._config.num_islands, ladders, self.weighing, budget
-            )
-            # these replace the draws of the run before
-            self._rounds = [passage.draws(self._config.num_islands)]
-            self.weighing = weighing
-            if self.weighing.at_rest:
+        while not ladders.weighed:
+            cost = ladders.gradients_per_step * ladders.num_steps
+            if ladders.now.num_gradients + cost > self._budget:
                 break
-            if self.weighing.drifts(_MAX_DRIFT):
-                # half of the ladders cost as much less a step
-                gradients_per_step /= ladders.num_ladders
-                ladders = exchange.halved(ladders)
-                gradients_per_step *= ladders.num_ladders
-            affordable = int((budget - ladders.num_gradients) / gradients_per_step)
-            num_steps = max(num_steps, min(2 * num_steps, affordable))
-            if self._stopped_exchanging():
+            with self._stage.changing():
+                ladders = self._weighed(exchange, ladders)
+                self.reached = replace(self.reached, ladders=ladders)
+            if not ladders.weighed and self._stopped_exchanging():
                 break
+            self._stage.keep()
         return ladders
+
+    def _weighed(self, exchange: Exchange, before: _Ladders) -> _Ladders:
+        """One run of the ladders, and how long the next one is."""
+        num_islands = self._config.num_islands
+        ladders, passage = exchange.run(before.now, before.num_steps, self._num_kept)
+        gradients_per_step = (ladders.num_gradients - before.now.num_gradients) / before.num_steps
+        weighing = Weighing.of(
+            passage,
+            num_islands,
+            ladders,
+            self.reached.weighing,
+            self._budget,
+        )
+        self.reached = replace(self.reached, weighing=weighing)
+        # these replace the draws of the run before
+        self._rounds[:] = [passage.draws(num_islands)]
+        if weighing.at_rest:
+            return replace(before, now=ladders, weighed=True)
+        if weighing.drifts(_MAX_DRIFT):
+            # half of the ladders cost as much less a step
+            gradients_per_step /= ladders.num_ladders
+            ladders = exchange.halved(ladders)
+            gradients_per_step *= ladders.num_ladders
+        affordable = int((self._budget - ladders.num_gradients) / gradients_per_step)
+        num_steps = max(before.num_steps, min(2 * before.num_steps, affordable))
+        return replace(
+            before,
+            now=ladders,
+            num_steps=num_steps,
+            gradients_per_step=gradients_per_step,
+        )
 
     def _stopped_exchanging(self) -> bool:
         """Reports, and says whether a callback wants no more of the ladders."""
@@ -412,6 +462,24 @@ class _Course:
         if stop:
             self.watch.stopped = "callback"
         return stop
+
+    def state(self) -> _CourseState:
+        """Particles, temperatures, draws and ladders, as they are between two steps."""
+        random = None if self._exchange is None else self._exchange.random.get_state()
+        return {
+            "reached": self.reached.state(),
+            "rounds": self._rounds,
+            "steps": self._progress.steps,
+            "random": random,
+        }
+
+    def restore(self, state: _CourseState) -> None:
+        """Go on from what :meth:`state` gave."""
+        self.reached = _Reached.restored(state["reached"])
+        self._rounds[:] = state["rounds"]
+        self._progress.steps = state["steps"]
+        if state["random"] is not None:
+            self._new_exchange().random.set_state(state["random"].cpu())
 
     @property
     def _num_kept(self) -> int:
@@ -422,16 +490,16 @@ class _Course:
     @property
     def log_evidence(self) -> Tensor:
         """Log evidence of each island."""
-        if self.weighing is None:
-            return self.particles.log_evidence
-        return self.weighing.estimate.islands
+        if self.reached.weighing is None:
+            return self.reached.particles.log_evidence
+        return self.reached.weighing.estimate.islands
 
     @property
     def total(self) -> float:
         """Log evidence of all islands."""
-        if self.weighing is None:
+        if self.reached.weighing is None:
             return log_mean(self.log_evidence)
-        return self.weighing.estimate.log_evidence
+        return self.reached.weighing.estimate.log_evidence
 
     @property
     def interval(self) -> list[float] | None:
@@ -439,7 +507,7 @@ class _Course:
         error = self.error
         if error is None:
             return None
-        if self.weighing is None:
+        if self.reached.weighing is None:
             half = student_width(error, self._config.num_islands)
         else:
             half = 1.96 * error
@@ -448,12 +516,12 @@ class _Course:
     @property
     def error(self) -> float | None:
         """Standard error of the log evidence."""
-        if self.weighing is not None:
-            return self.weighing.estimate.whole_error
+        if self.reached.weighing is not None:
+            return self.reached.weighing.estimate.whole_error
         spread = standard_error(self.log_evidence)
         if spread is None:
             return None
-        ancestor = self.particles.ancestor.unflatten(0, (self._config.num_islands, -1))
+        ancestor = self.reached.particles.ancestor.unflatten(0, (self._config.num_islands, -1))
         return max(spread, error_of_families(ancestor))
 
     @property
@@ -463,7 +531,7 @@ class _Course:
 
     def _report(self, phase: str, bar_share: float, draws: int = 0) -> bool:
         """Tell bar and callbacks where the course is; True if a callback asks to stop."""
-        rung = self.rungs[-1]
+        rung = self.reached.rungs[-1]
         metrics = {
             "phase": phase,
             "beta": rung.beta,
@@ -472,7 +540,7 @@ class _Course:
             "step_size": rung.step_size,
             "moves": rung.moves,
             "draws": draws,
-            "snapshot": partial(self._snapshot, self.particles.z),
+            "snapshot": partial(self._snapshot, self.reached.particles.z),
         }
         return self._progress.report(metrics, bar_share)
 
@@ -504,20 +572,20 @@ class _Course:
         if interval is not None and error is not None and error > 0.5:  # nats
             low, high = interval
             findings.append(Finding("evidence_uncertain", {"low": low, "high": high}))
-        if self.weighing is None:
+        if self.reached.weighing is None:
             return findings + self._findings_of_climb(error)
-        if not self.weighing.known:
-            findings.append(Finding("modes_unsettled", self.weighing.numbers))
+        if not self.reached.weighing.known:
+            findings.append(Finding("modes_unsettled", self.reached.weighing.numbers))
         return findings
 
     def _findings_of_climb(self, error: float | None) -> list[Finding]:
         """What the user has to know of particles that no ladders weigh."""
         findings = []
-        if self.signs.parted:
-            worth = self.signs.worth * self._config.num_particles
+        if self.reached.signs is not None and self.reached.signs.parted:
+            worth = self.reached.signs.worth * self._config.num_particles
             numbers = {"error": error, "drift": None, "worth": worth}
             findings.append(Finding("modes_unsettled", numbers))
-        nats = lag(self.rungs)
+        nats = lag(self.reached.rungs)
         if nats > 0.5 + 2.0 * (error or 0.0):
             findings.append(Finding("particles_lag", {"lag": nats}))
         return findings
@@ -525,8 +593,8 @@ class _Course:
     @property
     def num_gradients(self) -> int:
         """Gradients of the particles and of the ladders that were weighed."""
-        of_ladders = 0 if self.weighing is None else self.weighing.num_gradients
-        return self.particles.num_gradients + of_ladders
+        of_ladders = 0 if self.reached.weighing is None else self.reached.weighing.num_gradients
+        return self.reached.particles.num_gradients + of_ladders
 
     def facts(self) -> dict[str, Any]:
         """What ``meta`` holds of the evidence and of its cost."""
@@ -535,13 +603,113 @@ class _Course:
             "log_evidence_error": self.error,
             "log_evidence_interval": self.interval,
             "log_evidence_by_island": self.log_evidence.tolist(),
-            "num_temperatures": len(self.rungs),
+            "num_temperatures": len(self.reached.rungs),
             "num_gradients": self.num_gradients,
-            "signs_of_modes": self.signs._asdict(),
+            "signs_of_modes": None if self.reached.signs is None else self.reached.signs._asdict(),
         }
-        if self.weighing is not None:
-            facts["exchange"] = self.weighing.numbers
+        if self.reached.weighing is not None:
+            facts["exchange"] = self.reached.weighing.numbers
         return facts
+
+
+class _ReachedState(TypedDict):
+    """What a checkpoint has of :class:`_Reached`."""
+
+    particles: Fields
+    rungs: list[list[Any]]
+    levels: list[list[Any]]
+    signs: list[float] | None
+    ladders: Fields | None
+    weighing: Fields | None
+
+
+class _CourseState(TypedDict):
+    """What a checkpoint has of a fit: the draws of each round, the steps that were reported, the ladders' generator."""
+
+    reached: _ReachedState
+    rounds: list[list[Tensor]]
+    steps: int
+    random: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Reached:
+    """How far a fit has come.
+
+    Attributes: ``particles``, as they are now; ``rungs``, what happened at each temperature; ``levels``, states of
+        each, from which ladders begin; ``signs``, what the particles showed at the last temperature; ``ladders``, where
+        there are any; ``weighing``, their last run.
+    """
+
+    particles: Population
+    rungs: list[Rung] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    signs: Signs | None = None
+    ladders: _Ladders | None = None
+    weighing: Weighing | None = None
+
+    def state(self) -> _ReachedState:
+        """Tensors and plain values, nested."""
+        return {
+            "particles": fields_of(self.particles),
+            "rungs": [list(rung) for rung in self.rungs],
+            "levels": [list(level) for level in self.levels],
+            "signs": None if self.signs is None else list(self.signs),
+            "ladders": None if self.ladders is None else self.ladders.state(),
+            "weighing": None if self.weighing is None else self.weighing.state(),
+        }
+
+    @classmethod
+    def restored(cls, state: _ReachedState) -> _Reached:
+        """What :meth:`state` gave."""
+        states = tuple((z, log_likelihood) for z, log_likelihood in state["particles"]["states"])
+        return cls(
+            particles=Population(**{**state["particles"], "states": states}),
+            rungs=[Rung(*rung) for rung in state["rungs"]],
+            levels=[Level(*level) for level in state["levels"]],
+            signs=None if state["signs"] is None else Signs(*state["signs"]),
+            ladders=None if state["ladders"] is None else _Ladders.restored(state["ladders"]),
+            weighing=None if state["weighing"] is None else Weighing.restored(state["weighing"]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Ladders:
+    """Ladders on their way to weights of the modes.
+
+    Attributes: ``now``, as they are; ``num_adapted``, adaptations that they have had; ``num_steps`` of the next weighed
+        run, with ``gradients_per_step``; ``weighed``: they are at rest.
+    """
+
+    now: Ladders
+    num_adapted: int = 0
+    num_steps: int = 2 * _ADAPTATION_STEPS
+    gradients_per_step: float = 0.0
+    weighed: bool = False
+
+    @classmethod
+    def adapted(cls, ladders: Ladders, num_adapted: int) -> _Ladders:
+        """Ladders after so many adaptations, whose steps say what further ones cost."""
+        cost = ladders.num_gradients / ladders.num_steps
+        return cls(ladders, num_adapted, gradients_per_step=cost)
+
+    def state(self) -> Fields:
+        """Tensors and plain values, nested."""
+        now = fields_of(self.now) | {"states": list(self.now.states)}
+        return fields_of(self) | {"now": now}
+
+    @classmethod
+    def restored(cls, state: Fields) -> _Ladders:
+        """What :meth:`state` gave."""
+        now = state["now"]
+        restored = {
+            "states": States(*now["states"]),
+            "fresh": tuple(now["fresh"]),
+            # these are the host's
+            "betas": now["betas"].cpu(),
+            "step_size": now["step_size"].cpu(),
+        }
+        return cls(**{**state, "now": Ladders(**{**now, **restored})})
 
 
 class _Progress:
@@ -662,6 +830,17 @@ class Weighing:
             num_gradients=ladders.num_gradients,
             budget=budget,
         )
+
+    def state(self) -> dict[str, Any]:
+        """Its fields, as a checkpoint has them."""
+        before = None if self.before is None else list(self.before)
+        return fields_of(self) | {"estimate": list(self.estimate), "before": before}
+
+    @classmethod
+    def restored(cls, state: Fields) -> Weighing:
+        """What :meth:`state` gave."""
+        before = None if state["before"] is None else Estimate(*state["before"])
+        return cls(**{**state, "estimate": Estimate(*state["estimate"]), "before": before})
 
     @property
     def change(self) -> float | None:

@@ -13,7 +13,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
-from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.inference.vi.guide_fit import fit_guide, fit_guides
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
@@ -163,6 +163,7 @@ class SVI(Method):
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
     trains: ClassVar[bool] = True
+    uses: ClassVar[tuple[str, ...]] = OPTIONAL
     remedy: ClassVar[str] = (
         "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
@@ -16,7 +16,12 @@ from pyrobnn.core.checks import Refused, check_count, check_number, check_option
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import training_norms, with_batch_statistics
-from pyrobnn.inference.fitting.batches import check_batch_size, independent_batches
+from pyrobnn.inference.fitting.batches import (
+    Batches,
+    check_batch_size,
+    independent_batches,
+    same,
+)
 from pyrobnn.inference.fitting.initial import fresh_starts, start_values
 from pyrobnn.inference.fitting.problem import (
     Metrics,
@@ -26,7 +31,7 @@ from pyrobnn.inference.fitting.problem import (
     snapshot,
 )
 from pyrobnn.inference.fitting.watch import MappedCallback
-from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim import paths
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import (
@@ -62,6 +67,7 @@ class _Averaged(Method):
 
     claim: ClassVar[Claim] = "none"
     deterministic: ClassVar[bool] = False
+    uses: ClassVar[tuple[str, ...]] = OPTIONAL
 
     def __post_init__(self) -> None:
         Training(self.num_steps, 1.0 if self.lr is None else self.lr)  # its checks
@@ -242,6 +248,15 @@ class SWAG(_Averaged):
         return self.rank, self.scale
 
 
+class _MomentsState(TypedDict):
+    """What a checkpoint has of the moments."""
+
+    count: int
+    mean: Tensor
+    squares: Tensor
+    columns: list[Tensor]
+
+
 class SWAGMoments:
     r"""Running moments of iterates :math:`\theta_1, \theta_2, \dots` (dim,), in float64.
 
@@ -298,6 +313,22 @@ class SWAGMoments:
         self.mean = mean
         self._squares = squares
         self._columns = columns
+
+    def state(self) -> _MomentsState:
+        """The moments so far."""
+        return {
+            "count": self.count,
+            "mean": self.mean,
+            "squares": self._squares,
+            "columns": self._columns,
+        }
+
+    def restore(self, state: _MomentsState) -> None:
+        """Go on from moments that :meth:`state` gave."""
+        self.count = state["count"]
+        self.mean = state["mean"].to(self.mean.device)
+        self._squares = state["squares"].to(self.mean.device)
+        self._columns = [column.to(self.mean.device) for column in state["columns"]]
 
     @property
     def variance(self) -> Tensor:
@@ -395,13 +426,7 @@ class _SGD:
         if optimizer is not None:
             self.lr = optimizer.first_rate(method.lr or _ADAM_RATE)
         else:
-            self.lr = method.lr or constant_rate(
-                loss,
-                theta,
-                batches,
-                num_data=problem.num_rows,
-                momentum=MOMENTUM,
-            )
+            self.lr = method.lr or self._constant_rate(loss, theta, batches)
             optimizer = _sgd(self.lr)
         callbacks = [
             MappedCallback(callback, self._with_posterior) for callback in self.run.callbacks
@@ -411,7 +436,9 @@ class _SGD:
             theta,
             batches,
             Training(method.num_steps, self.lr, optimizer, method.compile, self.every),
-            callbacks=(self._collect, *callbacks),
+            observe=self._collect,
+            stage=self.run.stages.begin(batches, self.moments),
+            callbacks=callbacks,
             snapshot=lambda theta: theta,
             progress=self.run.progress,
             name=type(method).__name__,
@@ -421,10 +448,29 @@ class _SGD:
         self._note_worse_mean(loss, theta, batches)
         return result
 
-    def _collect(self, step: int, metrics: Metrics) -> None:
+    def _constant_rate(
+        self,
+        loss: Callable[..., Tensor],
+        theta: Tensor,
+        batches: Batches[tuple[Tensor, ...]],
+    ) -> float:
+        """The rate by the rule, at the mode ``theta``."""
+
+        def compute() -> float:
+            return constant_rate(
+                loss,
+                theta,
+                batches,
+                num_data=self.problem.num_rows,
+                momentum=MOMENTUM,
+            )
+
+        return self.run.stages.begin(batches).once(compute)
+
+    def _collect(self, step: int, iterate: Callable[[], Tensor]) -> None:
         """Take in the iterate of this step, if it is one to be taken."""
         if step > self.first and step % self.every == 0:
-            self.moments.update(metrics["snapshot"]())
+            self.moments.update(iterate())
 
     def _with_posterior(self, metrics: Metrics) -> Metrics:
         """What the user's callbacks are told: the posterior so far, and the iterate beside it."""
@@ -455,7 +501,7 @@ class _SGD:
         self,
         loss: Callable[..., Tensor],
         theta: Tensor,
-        batches: Iterator[tuple[Tensor, Tensor]],
+        batches: Batches[tuple[Tensor, ...]],
     ) -> None:
         """Note it where SGD wandered out of the basin: around a mode, its mean is no worse than where it started."""
         samples = list(itertools.islice(batches, 64))
@@ -466,7 +512,7 @@ class _SGD:
             self.problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
 
     def _start(
-        self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]]
+        self, loss: Callable[..., Tensor], batches: Batches[tuple[Tensor, ...]]
     ) -> tuple[Tensor, float, dict[str, Any]]:
         """Where SGD starts, the seconds that it took to get there, and by which path: ``init``, or near a mode."""
         method = self.method
@@ -488,6 +534,7 @@ class _SGD:
                 theta,
                 batches,
                 training,
+                stage=run.stages.begin(batches),
                 progress=run.progress,
                 name=name,
             )
@@ -500,7 +547,7 @@ class _SGD:
     def _search(
         self,
         noise: paths.FreeNoise,
-        batches: Iterator[tuple[Tensor, Tensor]],
+        batches: Batches[tuple[Tensor, ...]],
         training: Training,
         start: Tensor,
         name: str,
@@ -513,7 +560,7 @@ class _SGD:
         refinement = None
         if by_rows and paths.num_together(problem, None, 1, paths.MAX_PATHS) > 1:
             # the gradients of all rows cost no more than those of a few, and have no noise that hides the function
-            batches = itertools.repeat((problem.x, problem.y))
+            batches = same((problem.x, problem.y))
             refinement = paths.Refinement(problem.density, paths.REFINING_STEPS, 0)
         return paths.Search(
             problem,
@@ -529,6 +576,7 @@ class _SGD:
             num_paths,
             refinement,
             other_starts=partial(fresh_starts, problem, self.run.seed, start),
+            stages=self.run.stages,
             progress=self.run.progress,
             name=name,
         )

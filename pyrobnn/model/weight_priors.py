@@ -11,11 +11,13 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
+from torch.distributions import constraints
 from tyxe import priors as tyxe_priors
 from tyxe.priors import Prior
 
-from pyrobnn.core.checks import check_number, check_type
+from pyrobnn.core.checks import check_number, check_optional, check_type
 from pyrobnn.core.seeding import seeded
+from pyrobnn.model.fixed_row import WithFixedRow, padding_row
 from pyrobnn.model.torch_calls import Call, CallHandler
 
 #: what one option of a prior names: a parameter, a module, a type of module, or a function that says so
@@ -25,6 +27,29 @@ Selection = Entry | Collection[Entry] | None
 _SUFFIXES = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
 #: of these, those that say it of all parameters
 _SUFFIXES_OF_ALL = ("_fn", "_all")
+
+
+#: units that are linear, or nearly so, where they are not zero
+RECTIFIED = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.RReLU,
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Softplus,
+    nn.Hardswish,
+)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+#: weights of a net, and weight layers of one without convolutions, from which :class:`FanInNormal` has a floor; which
+WIDE = 10_000
+DEEP = 4
+WIDE_FLOOR = 1.0
 
 
 class Selective(Prior):
@@ -67,6 +92,10 @@ class Selective(Prior):
         for option, entries in self.entries.items():
             for entry in entries:
                 self._check_entry(option, entry, net)
+
+    def of_net(self, net: nn.Module) -> Prior:
+        """The prior as it is for one net."""
+        return self
 
     @staticmethod
     def _check_entry(option: str, entry: Entry, net: nn.Module) -> None:
@@ -194,9 +223,16 @@ class ScaleMixture(Selective):
 class FanInNormal(Selective):
     r"""Normal weights whose scale keeps the variance of a layer's output: :math:`w \sim N(0, s^2 / n_{in})`.
 
+    Such a prior costs a function that passes r directions through a layer about :math:`r n_{in} / 2 s^2` nats at its
+    mode, more the wider the layer. In wide nets that is more than the data have to give, and the mode, or an
+    approximation by independent weights, is the constant function. The floor bounds the cost whatever the width.
+
     Args:
         scale: :math:`s`; 1 keeps unit variance through a linear layer, √2 through a ReLU layer.
         bias_scale: standard deviation of biases and other one-dimensional parameters.
+        floor: least standard deviation of a weight. None: 1, about what usual weight decay amounts to, in nets of more
+            than 10,000 weights that are convolutional, or have four weight layers and rectified units (ReLU and its
+            kin); no floor in other nets.
         **selection: hide and expose, which parameters are Bayesian, as of :class:`IIDPrior`.
 
     Raises:
@@ -213,11 +249,37 @@ class FanInNormal(Selective):
         self,
         scale: float = 1.0,
         bias_scale: float = 1.0,
+        floor: float | None = None,
         **selection: Selection,
     ):
         super().__init__(**selection)
         self.scale = check_number("scale", scale, above=0)
         self.bias_scale = check_number("bias_scale", bias_scale, above=0)
+        check_optional(
+            check_number,
+            "floor",
+            floor,
+            minimum=0,
+        )
+        self.floor = floor
+
+    #: of a prior that an earlier version has pickled
+    floor: float | None = None
+
+    def of_net(self, net: nn.Module) -> Prior:
+        """This prior with the floor that a net asks for, where none was given."""
+        modules = list(net.modules())
+        # convolutions are followed by rectified units, which the forward of a net may call as functions
+        convolves = any(isinstance(module, CONVOLUTIONS) for module in modules)
+        rectifies = any(isinstance(module, RECTIFIED) for module in modules)
+        depth = sum(param.dim() > 1 for param in net.parameters())
+        num_weights = sum(param.numel() for param in net.parameters())
+        is_deep = convolves or (rectifies and depth >= DEEP)
+        if self.floor is not None or not is_deep or num_weights <= WIDE:
+            return self
+        floored = copy.copy(self)
+        floored.floor = WIDE_FLOOR
+        return floored
 
     def prior_dist(
         self,
@@ -228,7 +290,7 @@ class FanInNormal(Selective):
         """The prior of one parameter, to be expanded to its shape."""
         if param.dim() < 2:
             return dist.Normal(0.0, self.bias_scale)
-        return dist.Normal(0.0, self.scale / math.sqrt(param[0].numel()))
+        return dist.Normal(0.0, max(self.scale / math.sqrt(param[0].numel()), self.floor or 0.0))
 
 
 class SitePriors(Prior):
@@ -266,6 +328,7 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
     """
     if isinstance(prior, Selective):
         prior.check_effect(net)
+        prior = prior.of_net(net)
     sites = {}
     for name, module, param in _parameters(net):
         if not prior.expose_fn(module, name):
@@ -277,7 +340,7 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
         expected = "a distribution of pyro.distributions"
         check_type(f"prior of {name}", base, TorchDistributionMixin, expected)
         try:
-            sites[name] = _expand(name, base, param)
+            sites[name] = _site_prior(name, base, param, padding_row(net, module, param))
         except RuntimeError as error:
             raise ValueError(
                 f"{type(prior).__name__} has a {type(base).__name__} of shape {tuple(base.shape())} for {name!r}, and "
@@ -287,6 +350,25 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
         names = ", ".join(name for name, _ in net.named_parameters())
         raise ValueError(f"the prior leaves no Bayesian parameter; the net has: {names or 'none'}")
     return sites
+
+
+def _site_prior(
+    name: str,
+    base: TorchDistributionMixin,
+    param: Tensor,
+    fixed_row: int | None,
+) -> TorchDistributionMixin:
+    """The prior of one parameter, of its shape; of an embedding whose ``fixed_row`` is padding that of the others.
+
+    A distribution that has a shape of its own for all rows, or another support than the reals, is taken as it is.
+    """
+    support = getattr(base.support, "base_constraint", base.support)  # of a mixture's components
+    if fixed_row is None or base.batch_shape.numel() > 1 or support is not constraints.real:
+        return _expand(name, base, param)
+    other_rows = torch.cat([param[:fixed_row], param[fixed_row + 1 :]]).detach()
+    return WithFixedRow(
+        _expand(name, base, other_rows), fixed_row, param[fixed_row].detach().clone()
+    )
 
 
 def _expand(name: str, base: TorchDistributionMixin, param: Tensor) -> TorchDistributionMixin:

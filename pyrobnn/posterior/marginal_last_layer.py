@@ -126,7 +126,11 @@ class LastLayer:
     def complete(self, z: Tensor, random: torch.Generator) -> Completed:
         """The other sites ``z`` (chain, other) with the last layer drawn given them."""
         size = (len(z), *self.loc.shape, 1)
-        normals = torch.randn(size, generator=random, dtype=torch.float64).to(z.device)
+        normals = torch.randn(
+            size,
+            generator=random,
+            dtype=torch.float64,
+        ).to(z.device)
         return Completed(*torch.func.vmap(self._completed)(z, normals))
 
     def _completed(self, z: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,7 +152,11 @@ class LastLayer:
             site = self.density.site(name)
             stop = start + site.size // len(weights)
             value = weights[:, start:stop].reshape(-1).to(z)
-            index = torch.arange(site.start, site.stop, device=z.device)
+            index = torch.arange(
+                site.start,
+                site.stop,
+                device=z.device,
+            )
             full = full.index_copy(0, index, value)
             start = stop
         return full, log_others + fit.log_marginal + log_given
@@ -192,7 +200,11 @@ class LastLayer:
         pull = (features.mT @ y).mT - self.loc @ gram
         shrunk = self.scale / noise[:, None]
         precision = shrunk[:, :, None] * gram * shrunk[:, None, :]
-        precision = precision + torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        precision = precision + torch.eye(
+            len(gram),
+            dtype=gram.dtype,
+            device=gram.device,
+        )
         factor = torch.linalg.cholesky_ex(precision).L
         deviation = torch.cholesky_solve((shrunk / noise[:, None] * pull)[..., None], factor)[
             ..., 0
@@ -214,7 +226,11 @@ class LastLayer:
         y = self.density.args[1].double()
         error = (y - features @ self.loc.mT).mT[..., None]
         scaled = features * self.scale.square()[:, None, :]
-        identity = torch.eye(len(features), dtype=features.dtype, device=features.device)
+        identity = torch.eye(
+            len(features),
+            dtype=features.dtype,
+            device=features.device,
+        )
         covariance = scaled @ features.mT + noise.square()[:, None, None] * identity
         factor = torch.linalg.cholesky_ex(covariance).L
         inverse = torch.cholesky_inverse(factor)

@@ -60,7 +60,7 @@ def _has_weights(layer: nn.Module) -> bool:
 
 def _written(prior: Prior | Distribution) -> str:
     """A prior or distribution as one would write it: its name and its numbers."""
-    while type(prior).__name__ in ("Independent", "ExpandedDistribution"):
+    while type(prior).__name__ in ("Independent", "ExpandedDistribution", "WithFixedRow"):
         prior = cast(Independent, prior).base_dist
     if isinstance(prior, Distribution):
         arguments = {name: getattr(prior, name, None) for name in prior.arg_constraints}

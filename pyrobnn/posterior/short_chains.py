@@ -33,8 +33,9 @@ _TARGET_ACCEPT = 0.85
 #: transitions at the beginning, of short paths: from where the density is low most of the way is downhill
 _NUM_SHORT_PATHS = 6
 _SHORT_LENGTH = 8
-#: leapfrogs of the longest path afterwards; the shortest is a quarter of it
+#: leapfrogs of the longest path afterwards, and where a net's last layer is integrated out; the shortest is a quarter
 LONGEST = 48
+_LONGEST_OF_OTHERS = 24
 #: share of paths with a finer step, and the least power of two that it is multiplied by: for steep places
 _SHARE_FINER = 0.25
 _LEAST_POWER = -4.0
@@ -93,7 +94,12 @@ class HamiltonianPath(NamedTuple):
         """Kinetic energy less the log density, (chain,)."""
         return 0.5 * self.momentum.square().sum(-1) - self.log_density
 
-    def after(self, gradient: Gradient, step: Tensor, num_steps: int) -> HamiltonianPath:
+    def after(
+        self,
+        gradient: Gradient,
+        step: Tensor,
+        num_steps: int,
+    ) -> HamiltonianPath:
         """The path so many leapfrog steps further; steps (chain, dim) or (dim,)."""
         z = self.z
         momentum = self.momentum
@@ -112,7 +118,7 @@ class ShortChains:
     """Chains after a number of transitions; positions and gradients (chain, dim), log densities (chain,).
 
     ``scale`` (dim,) are the units of the steps, ``anchor`` the positions where these were set; ``visits`` are the
-    transitions so far.
+    transitions so far, of at most ``longest`` leapfrogs.
     """
 
     z: Tensor
@@ -122,6 +128,7 @@ class ShortChains:
     step: float
     anchor: Tensor
     visits: tuple[Visit, ...] = ()
+    longest: int = LONGEST
 
     @property
     def num_leapfrogs(self) -> int:
@@ -134,11 +141,21 @@ class ShortChains:
         gradient: Gradient,
         z: Tensor,
         random: torch.Generator,
+        longest: int = LONGEST,
     ) -> ShortChains:
         """Chains at positions ``z`` (chain, dim)."""
         slope, log_density = gradient(z)
         scale = _curvature(gradient, z, random).rsqrt()
-        return cls(z, slope, log_density, scale, 0.5 * z.shape[1] ** -0.25, z)
+        step = 0.5 * z.shape[1] ** -0.25
+        return cls(
+            z,
+            slope,
+            log_density,
+            scale,
+            step,
+            z,
+            longest=longest,
+        )
 
     def transition(self, gradient: Gradient, random: torch.Generator) -> ShortChains:
         """One Hamiltonian path of every chain, accepted or not by itself."""
@@ -171,7 +188,7 @@ class ShortChains:
         chance = float(torch.rand((), generator=random))
         if len(self.visits) < _NUM_SHORT_PATHS:
             return _SHORT_LENGTH
-        return max(1, round(LONGEST * (0.25 + 0.75 * chance)))
+        return max(1, round(self.longest * (0.25 + 0.75 * chance)))
 
     def _step_factors(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """What the step of each chain is multiplied by (chain, 1), and which chains take finer steps (chain,)."""
@@ -180,7 +197,12 @@ class ShortChains:
         factor = torch.where(is_finer, 2.0 ** (_LEAST_POWER * jitter), 0.8 + 0.4 * jitter)
         return factor, is_finer[:, 0]
 
-    def _moved_to(self, visit: Visit, slope: Tensor, mean_rate: float) -> ShortChains:
+    def _moved_to(
+        self,
+        visit: Visit,
+        slope: Tensor,
+        mean_rate: float,
+    ) -> ShortChains:
         """The chains after a visit, their step size nearer to the rate at which paths should be accepted."""
         log_growth = max(-1.0, min(0.5, 2.0 * (mean_rate - _TARGET_ACCEPT)))
         moved = replace(
@@ -431,13 +453,15 @@ class Groups:
         self.kept = torch.ones(len(starts), dtype=torch.bool)
         self.last_layer = LastLayer.of(density)
         log_density: Callable[[Tensor], Tensor] = density.log_joint
+        longest = LONGEST
         if self.last_layer is not None:
+            longest = _LONGEST_OF_OTHERS
             starts = starts[:, self.last_layer.others]
             log_density = self.last_layer.log_density
         z = starts.repeat_interleave(size, 0).contiguous()
         self.random = generator(seed)
         self.gradient = traced_gradient(log_density, z)
-        self.chains = ShortChains.begin(self.gradient, z, self.random)
+        self.chains = ShortChains.begin(self.gradient, z, self.random, longest)
         self.visits: list[Visit] = []
         self.arrival = NOWHERE
         self.ess = 0.0

@@ -17,7 +17,7 @@ from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.groups import OBSERVED_DATA
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.inference.hmc.checkpoint import fingerprint
+from pyrobnn.inference.fitting.checkpoints import fingerprint
 from pyrobnn.inference.method import Method
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
@@ -44,7 +44,7 @@ def run_study(
 
     A method that refuses or fails is announced, yields its exception and is skipped: the others go on. What is no
     refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends; one
-    that can go on (``checkpoint`` of NUTS) leaves ``out/<name>.checkpoint``.
+    that can go on (``checkpoint`` of ``fit``) leaves ``out/<name>.checkpoint``.
 
     Args:
         study: data and model.
@@ -98,21 +98,49 @@ def run_study(
         if interrupted:
             return
         if refine is not None and posterior.meta["kind"] != "chains":
-            refined_name = name + REFINED
-            announce(f"{refined_name}: for {refine:g} seconds at most")
-            try:
-                refined_tree = _refined_tree(posterior, study, refined_name, refine, seed)
-                refined_tree.attrs.update(marks[name])
-                write_atomically(refined_tree, out / f"{refined_name}.nc")
-            except Exception as error:
-                _announce_failure(refined_name, error, out, announce)
-                yield refined_name, error
-                continue
-            yield refined_name, refined_tree
+            announce(f"{name}{REFINED}: for {refine:g} seconds at most")
+            yield (
+                name + REFINED,
+                _refined(
+                    posterior,
+                    study,
+                    out / f"{name}{REFINED}.nc",
+                    refine,
+                    seed,
+                    marks[name],
+                    announce,
+                ),
+            )
 
 
 #: behind the name of a method whose draws have been brought to the posterior
 REFINED = "_refined"
+
+
+def _refined(
+    posterior: Posterior,
+    study: Study,
+    path: Path,
+    seconds: float,
+    seed: int,
+    marks: Mapping[str, str],
+    announce: Callable[[str], None],
+) -> DataTree | Exception:
+    """The tree, written to ``path``, of a posterior that is brought to its model's, or why there is none."""
+    try:
+        tree = _refined_tree(
+            posterior,
+            study,
+            path.stem,
+            seconds,
+            seed,
+        )
+        tree.attrs.update(marks)
+        write_atomically(tree, path)
+    except Exception as error:
+        _announce_failure(path.stem, error, path.parent, announce)
+        return error
+    return tree
 
 
 def _refined_tree(

@@ -269,7 +269,7 @@ def test_a_stopped_fit_says_whether_it_goes_on(written, unjudged, tmp_path, monk
     assert f"the same command {said}" in capsys.readouterr().err
 
 
-def test_a_stopped_fit_that_is_saved_misses_no_checkpoint(unjudged, tmp_path, monkeypatch, capsys):
+def test_a_stopped_fit_that_is_saved_goes_on_too(unjudged, tmp_path, monkeypatch, capsys):
     fitted = compare._fitted
     out = tmp_path / "m.nc"
 
@@ -281,7 +281,7 @@ def test_a_stopped_fit_that_is_saved_misses_no_checkpoint(unjudged, tmp_path, mo
 
     monkeypatch.setattr(compare, "_fitted", stopped)
     assert cli.main(["fit", *FAST, "--method", "map", "--out", str(out)]) == 130 and out.exists()
-    assert "the same command starts anew\n" in capsys.readouterr().err
+    assert "the same command with --resume goes on\n" in capsys.readouterr().err
 
 
 @pytest.mark.slow

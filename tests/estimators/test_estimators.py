@@ -26,17 +26,15 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.estimators.auto import choose, prior_facts
+from pyrobnn.estimators.climb import _whitened, climb
 from pyrobnn.estimators.comparison import gain
 from pyrobnn.estimators.empirical_bayes import (
-    _climb,
-    _whitened,
     empirical_bayes,
     fit_by_evidence,
-    left_out,
-    left_out_labels,
     select_prior_width,
 )
 from pyrobnn.estimators.features import Lift
+from pyrobnn.estimators.left_out import left_out, left_out_labels
 from pyrobnn.estimators.members import TabularEnsemble
 from pyrobnn.estimators.selection import count_likelihood, responses, search_rule
 from pyrobnn.estimators.wide import Rule
@@ -862,7 +860,7 @@ def test_a_climb_of_a_linear_model_ends_at_the_evidence_of_bayesian_ridge():
     data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
     start = torch.full((1,), 2.0, dtype=torch.float64)
     least = torch.full((1,), 1e-6, dtype=torch.float64)
-    evidence, scale, factor, weights = _climb(model, *data, start, least, 1.0, tune=True)
+    evidence, scale, factor, weights = climb(model, *data, start, least, 1.0, tune=True)
     assert evidence == pytest.approx(line.scores_[-1], abs=0.01)
     assert scale.item() == pytest.approx(line.alpha_**-0.5, rel=0.01) and factor == pytest.approx(
         line.lambda_, rel=0.1
@@ -913,7 +911,7 @@ def test_products_of_layers_are_the_jacobian_in_units_of_prior_and_noise(rows, a
 def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
     climbs = []
     monkeypatch.setattr(
-        "pyrobnn.estimators.empirical_bayes._climb",
+        "pyrobnn.estimators.empirical_bayes.climb",
         lambda *given, **rest: climbs.append(given) or (-np.inf, None, 1.0, {}),
     )
     monkeypatch.setattr(

@@ -18,9 +18,9 @@ from models import toy, toy_model
 from pyrobnn.core.chains import divergences_by_chance
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.diagnostics.check_table import TABLE
+from pyrobnn.inference.fitting.interruption import DelayedInterrupt
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.chain_convergence import judged_net
-from pyrobnn.inference.hmc.interruption import DelayedInterrupt
 from pyrobnn.inference.hmc.machine import STATS
 from pyrobnn.inference.hmc.run import Draws
 from pyrobnn.inference.hmc.run_findings import MIN_BFMI, run_findings

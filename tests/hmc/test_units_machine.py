@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 
-from pyrobnn.inference.hmc.checkpoint import fingerprint
+from pyrobnn.inference.fitting.checkpoints import fingerprint
 from pyrobnn.inference.hmc.leapfrog import Place
 from pyrobnn.inference.hmc.metric import whitening
 from pyrobnn.inference.hmc.step_size import (

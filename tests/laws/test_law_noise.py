@@ -9,6 +9,7 @@ from dataclasses import replace
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers import seeded
 from models import diabetes_linear, diabetes_model, normal_prior, toy_net
 
 import pyrobnn as pb
@@ -18,7 +19,7 @@ from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim import paths
 from pyrobnn.inference.optim.descent import descend_each
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.occam import log_evidences
+from pyrobnn.inference.optim.occam import log_evidences, weight_spreads
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
 from pyrobnn.model.likelihoods.base import HeldScale
@@ -249,6 +250,52 @@ def test_where_all_paths_together_diverge_they_follow_one_another(method, monkey
     monkeypatch.setattr(paths.Search, "_all_at_once", diverged)
     posterior = replace(method, compile=False).fit(model(), *waves())
     assert posterior.draws["likelihood.scale"].isfinite().all()
+
+
+def test_every_second_continuation_of_a_search_for_evidence_is_smoothed():
+    start = torch.zeros(2, 3)
+    plain = paths.planned(start, 9, lambda number: torch.ones(number, 3))
+    assert not plain.smoothings.any()
+    smoothed = paths.planned(start, 9, lambda number: torch.ones(number, 3), smoothed=True)
+    is_smoothed = smoothed.smoothings > 0
+    assert is_smoothed.tolist() == [[path in (2, 4, 6, 8) for path in range(9)]] * 2
+    # neither the plain path nor the first from another start holds the noise
+    assert (smoothed.relative_levels[:, [0, 5]] == 0).all()
+    assert (smoothed.relative_levels[is_smoothed] > 0).all()
+
+
+@pytest.mark.slow
+def test_smoothed_members_predict_better_where_rows_are_few(monkeypatch):
+    def rows(number, seed):
+        generator = torch.Generator().manual_seed(seed)
+        x = 4 * torch.rand(number, 4, generator=generator) - 2
+        clean = x[:, 0] * torch.sin(2 * x[:, 1]) + x[:, 2] - 0.4 * x[:, 3].square()
+        return x, clean[:, None] + 0.2 * torch.randn(number, 1, generator=generator)
+
+    net = pb.networks.mlp(4, (14,), seed=71)
+    bnn = pb.BNN(net, normal_prior(), HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    x, y = rows(500, 1071)
+    densities = {}
+    for smooths in (False, True):
+        monkeypatch.setattr(pb.DeepEnsemble, "smooths", smooths)
+        ensemble = pb.DeepEnsemble().fit(bnn, *rows(110, 71))
+        densities[smooths] = float(ensemble.predict(x).log_prob(y).mean())
+    assert densities[True] > densities[False] + 0.5
+
+
+def test_shaken_weights_come_to_rest_and_the_noise_is_not_shaken():
+    problem = prepare(model(), *waves(), points="free")
+    spreads = weight_spreads(problem.density)
+    scale = problem.density.site("likelihood.scale")
+    assert (spreads[scale.start : scale.stop] == 0).all()
+    of_weights = spreads[problem.density.site("net.0.weight").start]
+    assert float(of_weights) == pytest.approx(1.0, abs=0.4)  # by the quartiles of 101 draws
+    scales = torch.outer(torch.tensor([0.0, 0.1]), spreads)
+    with seeded(0):
+        steps = list(itertools.islice(paths._with_shifts(itertools.repeat(()), scales, 2), 3))
+    shifts = torch.stack([step[0] for step in steps])
+    assert not shifts[:, 0].any() and not shifts[2].any()
+    assert (shifts[:2, 1].abs() > 0).sum() == 2 * (spreads > 0).sum()
 
 
 def test_the_seed_moves_the_other_starts():

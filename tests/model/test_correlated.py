@@ -33,8 +33,18 @@ def fitted(likelihood, method=None):
 
 def test_its_density_draws_and_information_are_those_of_the_normal():
     likelihood = CorrelatedGaussian(learned(init=torch.ones(2)))
-    f = torch.randn(7, 2, generator=generator(1), dtype=torch.float64)
-    y = torch.randn(7, 2, generator=generator(2), dtype=torch.float64)
+    f = torch.randn(
+        7,
+        2,
+        generator=generator(1),
+        dtype=torch.float64,
+    )
+    y = torch.randn(
+        7,
+        2,
+        generator=generator(2),
+        dtype=torch.float64,
+    )
     law = torch.distributions.MultivariateNormal(f, COVARIANCE)
     torch.testing.assert_close(likelihood.log_prob(f, y, PARAMS), law.log_prob(y))
     root = likelihood.fisher_root(f, PARAMS)
@@ -47,7 +57,12 @@ def test_its_density_draws_and_information_are_those_of_the_normal():
         torch.manual_seed(0)
         draws = likelihood.distribution(f, PARAMS).sample((20_000,)) - f
     # 140,000 draws: an sd of 0.003 times the variance
-    torch.testing.assert_close(torch.cov(draws.flatten(0, 1).T), COVARIANCE, rtol=0.02, atol=0)
+    torch.testing.assert_close(
+        torch.cov(draws.flatten(0, 1).T),
+        COVARIANCE,
+        rtol=0.02,
+        atol=0,
+    )
 
 
 @pytest.mark.parametrize("scale", [learned(torch.ones(2)), dist.HalfNormal(torch.ones(2)), SCALE])
@@ -90,7 +105,11 @@ def test_errors_that_depend_on_each_other_are_seen_unless_the_model_has_them():
         ("independent", HomoskedasticGaussian(dist.HalfNormal(torch.ones(2)))),
         ("correlated", CorrelatedGaussian(learned(init=torch.ones(2)))),
     ):
-        tree = fitted(likelihood, laplace).to_datatree(x, y, num_prior_draws=0)
+        tree = fitted(likelihood, laplace).to_datatree(
+            x,
+            y,
+            num_prior_draws=0,
+        )
         verdict = pb.diagnose(tree)
         checks[name] = next(c for c in verdict.checks if c.name == "across_outputs")
     assert checks["independent"].status == "fail" and checks["independent"].value > 0.5

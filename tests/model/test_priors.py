@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers import seeded
 from models import normal_prior, toy, toy_net
+from sklearn.datasets import load_digits
 from stand_in_device import stand_in_device
+from torch import nn
 from torch.distributions import transforms
 
 import pyrobnn as pb
+from pyrobnn.model.distribution_kinds import elementwise
+from pyrobnn.model.weight_priors import site_priors
 
 LOC = torch.tensor(0.1)
 SCALE = torch.tensor(1.3)
@@ -171,3 +177,67 @@ def test_integer_inputs_are_cast_alike_by_fit_and_predict():
     posterior = pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
     torch.testing.assert_close(posterior.predict(x).f, posterior.predict(x.float()).f)
     posterior.to_datatree(x, y)
+
+
+def conv_net(width: int = 32) -> nn.Module:
+    with seeded(0):
+        return nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * width, 150),
+            nn.ReLU(),
+            nn.Linear(150, 10),
+        )
+
+
+def dense_net(width: int, depth: int, unit: type[nn.Module] = nn.ReLU) -> nn.Module:
+    with seeded(0):
+        layers: list[nn.Module] = [nn.Linear(64, width)]
+        for _ in range(depth - 2):
+            layers += [unit(), nn.Linear(width, width)]
+        return nn.Sequential(*layers, unit(), nn.Linear(width, 10))
+
+
+@pytest.mark.parametrize(
+    "net, floor",
+    [
+        (conv_net(), 1.0),
+        (conv_net(2), 0.0),
+        (dense_net(100, 4), 1.0),
+        (dense_net(100, 4, nn.Tanh), 0.0),
+        (dense_net(150, 3), 0.0),
+    ],
+    ids=["convolutions", "few weights", "deep", "tanh", "shallow"],
+)
+def test_a_deep_wide_net_of_rectified_units_has_a_floor_under_its_scales(net, floor):
+    weights = [name for name, param in net.named_parameters() if param.dim() > 1]
+    for name in weights:
+        fan_in = net.get_parameter(name)[0].numel()
+        for prior, least in (
+            (pb.priors.FanInNormal(), floor),
+            (pb.priors.FanInNormal(floor=0.0), 0.0),
+            (pb.priors.FanInNormal(floor=0.3), 0.3),
+        ):
+            law = elementwise(site_priors(prior, net)[name])
+            assert float(law.scale.max()) == pytest.approx(max(fan_in**-0.5, least))
+
+
+def test_the_mode_of_a_conv_net_is_not_the_constant_function():
+    x, y = (torch.as_tensor(values) for values in load_digits(return_X_y=True))
+    x = (x.float() / 16).reshape(-1, 1, 8, 8)
+    accuracy = {}
+    for name, prior in {
+        "default": pb.priors.FanInNormal(),
+        "without": pb.priors.FanInNormal(floor=0.0),
+    }.items():
+        model = pb.BNN(conv_net(), prior, pb.likelihoods.Categorical())
+        method = pb.MAP(num_steps=150, lr=2e-3, batch_size=50, compile=False)
+        with warnings.catch_warnings(action="ignore"):
+            posterior = method.fit(model, x[:500], y[:500])
+        best = posterior.predict(x[1000:1500]).probs.argmax(1)
+        accuracy[name] = float((best == y[1000:1500]).float().mean())
+    assert accuracy["default"] > 0.8 and accuracy["without"] < 0.2

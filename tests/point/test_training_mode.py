@@ -13,7 +13,7 @@ from torch import nn
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.inference import training_mode
-from pyrobnn.inference.fitting.batches import even_rows, member_rows
+from pyrobnn.inference.fitting.batches import MemberRows, even_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -151,10 +151,10 @@ def test_snapshots_have_statistics_and_chains_in_training_mode_are_not_updated()
 
 
 def test_members_have_batches_of_their_own_by_their_own_seed():
-    rows = [next(member_rows(90, 30, torch.device("cpu"), seeds)) for seeds in ([7, 8], [7], [8])]
+    rows = [next(MemberRows(90, 30, torch.device("cpu"), seeds)) for seeds in ([7, 8], [7], [8])]
     assert torch.equal(rows[0][0], rows[1][0]) and torch.equal(rows[0][1], rows[2][0])
     assert not torch.equal(rows[0][0], rows[0][1])
-    epoch = member_rows(90, 30, torch.device("cpu"), [7])
+    epoch = MemberRows(90, 30, torch.device("cpu"), [7])
     seen = torch.cat([next(epoch)[0] for _ in range(3)])
     assert seen.sort().values.tolist() == list(range(90))
 
@@ -182,7 +182,7 @@ def test_members_from_one_start_differ_by_their_batches():
     member = 1
     seed = 1 * 2 + member
     theta = problem.density.initial(problem.bnn.reinitialized(seed).initial_values(), seed)
-    walk = member_rows(90, 30, torch.device("cpu"), [2**40 + seed])
+    walk = MemberRows(90, 30, torch.device("cpu"), [2**40 + seed])
     average = torch.zeros_like(theta)
     square = torch.zeros_like(theta)
     slope = torch.func.grad(

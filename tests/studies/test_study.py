@@ -9,6 +9,8 @@ from models import diabetes_linear, diabetes_model, joined
 
 import pyrobnn as pb
 from pyrobnn.cli.options import read
+from pyrobnn.report.results import Results
+from pyrobnn.report.sentences import beside_reference
 from pyrobnn.studies.compare import run_study
 from pyrobnn.studies.study import make_study
 
@@ -37,3 +39,28 @@ def test_nuts_doubts_in_the_gap_between_clusters(tmp_path):
         ratios[name] = float(sd[(grid - (left + right) / 2).abs().argmin()] / sd[inside].median())
     assert ratios["nuts"] >= 3.0
     assert ratios["svi"] < ratios["nuts"]
+
+
+def test_an_approximation_is_refined_as_a_run_of_its_own(tmp_path):
+    study = make_study(pb.data.sinusoid(num_data=30), hidden=[4])
+    prepared = {"map": (pb.MAP(num_steps=50, compile=False), {})}
+    runs = run_study(
+        study,
+        prepared,
+        tmp_path,
+        progress=False,
+        refine=60.0,
+    )
+    trees = dict(runs)
+    assert list(trees) == ["map", "map_refined"]
+    assert {path.name for path in tmp_path.iterdir()} == {"map.nc", "map_refined.nc"}
+    results = Results.of(trees)
+    assert results.reference == "map_refined"
+    first, second = results.rows
+    assert second.values["fit_seconds"] > second.values["refine_seconds"] > 0
+    # a point estimate has no spread
+    assert first.values["sd_ratio"] < 1e-6 and first.values["shift"] > 0
+    (sentence,) = beside_reference(results.rows, results.reference)
+    assert sentence.startswith("The function of map beside map_refined: at the data ")
+    with pytest.raises(ValueError, match="'refine' must be"):
+        next(run_study(study, prepared, tmp_path, refine=0.0))

@@ -243,6 +243,7 @@ def _searched(search: ModeSearch, problem: Problem, run: FitRun) -> _Start:
         *search.source,
         seed=run.seed,
         device=problem.device,
+        checkpoint=run.checkpoint,
         callbacks=[MappedCallback(callback, in_units) for callback in run.callbacks],
         progress=run.progress,
     )

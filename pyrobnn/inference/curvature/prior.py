@@ -30,7 +30,7 @@ from pyrobnn.inference.curvature.mode import (
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import FitRun
 from pyrobnn.model.density import Site
-from pyrobnn.model.distribution_kinds import elementwise
+from pyrobnn.model.fixed_row import WithFixedRow, prior_of_element
 from pyrobnn.model.likelihoods.base import log_predictive
 
 #: bound of log τ, and the points of a grid over log (τ/c) between -_BOUND and _BOUND
@@ -78,11 +78,11 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
     raised_sites = []
     for site in jacobian.sites:
         prior = jacobian.model.priors[site.name]
-        base = elementwise(prior)
+        base = prior_of_element(prior)
         z = jacobian.mode[site.start : site.stop]
         if isinstance(base, Normal):
-            prec.append(base.scale.to(z).expand(site.shape).reshape(-1) ** -2)
-            mean.append(base.loc.to(z).expand(site.shape).reshape(-1))
+            prec.append(base.scale.to(z).expand(site.unconstrained_shape).reshape(-1) ** -2)
+            mean.append(base.loc.to(z).expand(site.unconstrained_shape).reshape(-1))
             continue
         curved = _minus_second_derivative(prior, site, z)
         floor = _spread_precision(prior, site, z)
@@ -127,7 +127,7 @@ def _spread_precision(prior: Distribution, site: Site, z: Tensor) -> Tensor:
 def check_elementwise(priors: Mapping[str, Distribution]) -> None:
     """Refuse priors (by site) whose elements depend on each other: a diagonal cannot hold them."""
     for name, prior in priors.items():
-        if elementwise(prior).event_shape:
+        if prior_of_element(prior).event_shape:
             raise Refused(
                 f"in the prior of {name!r} elements depend on each other: use curvature='hessian'"
             )
@@ -138,7 +138,7 @@ def check_normal(
 ) -> None:
     """Refuse priors (by site) that are not normal."""
     for name, prior in priors.items():
-        base = elementwise(prior)
+        base = prior_of_element(prior)
         if not isinstance(base, Normal):
             raise Refused(
                 f"{why} normal priors; that of {name!r} is a {type(base).__name__}: {remedy}"
@@ -148,9 +148,13 @@ def check_normal(
 def with_precision(name: str, prior: Distribution, factor: float) -> TorchDistributionMixin:
     """The normal prior of a site, its precision multiplied."""
     check_normal({name: prior})
-    base = cast(Normal, elementwise(prior))
+    base = cast(Normal, prior_of_element(prior))
+    normal = dist.Normal(base.loc, base.scale * factor**-0.5)
+    if isinstance(prior, WithFixedRow):
+        other_rows = normal.expand(prior.base_dist.event_shape).to_event(2)
+        return WithFixedRow(other_rows, prior.insertion.number, prior.insertion.row)
     shape = prior.event_shape
-    return dist.Normal(base.loc, base.scale * factor**-0.5).expand(shape).to_event(len(shape))
+    return normal.expand(shape).to_event(len(shape))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ from pyrobnn.core.seeding import generator
 
 # `batches.read` and the like: `problem` imports this module alone
 from pyrobnn.inference.fitting.loaders import Epoch as Epoch
+from pyrobnn.inference.fitting.loaders import (
+    LoaderRandomness,
+    loader_randomness,
+    set_loader_randomness,
+)
 from pyrobnn.inference.fitting.loaders import read as read
 from pyrobnn.inference.fitting.loaders import survey as survey
 from pyrobnn.model import check_data
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from pyrobnn.model import BNN
     from pyrobnn.model.density import Density
 
+T = TypeVar("T")
+S = TypeVar("S")
 #: rows up to which a search sees all in every step (at 10,000 mini-batches found a better mode in a fifth of the time)
 MAX_WHOLE_ROWS = 2000
 _PART = 20_000  # data at once in a pass over all of them
@@ -82,54 +89,250 @@ def check_batch_size(problem: Problem, batch_size: int | None) -> None:
         )
 
 
-def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
-    check_batch_size(problem, batch_size)
-    if problem.loader is not None:
-        return _streamed(problem)
-    if batch_size is None or batch_size >= problem.num_rows:
-        return itertools.repeat((problem.x, problem.y))
-    rows = permuted_rows(problem.num_rows, batch_size, problem.device)
-    return ((problem.x.index_select(0, index), problem.y.index_select(0, index)) for index in rows)
+class Batches(Iterator[T], abc.ABC):
+    """Endless batches, which know where they are: what :meth:`state` gave, :meth:`restore` goes on from."""
+
+    def state(self) -> Any:
+        """Where they are; None where every batch is drawn by itself."""
+
+    def restore(self, state: Any) -> None:
+        """Go on from there."""
+
+    def mapped(self, change: Callable[[T], S]) -> Batches[S]:
+        """What ``change`` makes of each."""
+        return _Mapped(self, change)
 
 
-def permuted_rows(
-    num_data: int,
-    batch_size: int,
-    device: torch.device,
-    num_walks: int | None = None,
-) -> Iterator[Tensor]:
-    """Endless row numbers (batch_size,); for several walks, each in an order of its own, (num_walks, batch_size).
+class _Mapped(Batches[S], Generic[T, S]):
+    """What a function makes of other batches."""
+
+    def __init__(self, batches: Batches[T], change: Callable[[T], S]) -> None:
+        self._batches = batches
+        self._change = change
+
+    def __next__(self) -> S:
+        return self._change(next(self._batches))
+
+    def state(self) -> Any:
+        return self._batches.state()
+
+    def restore(self, state: Any) -> None:
+        self._batches.restore(state)
+
+
+class Independent(Batches[T]):
+    """Batches that are each drawn by itself, from torch's present random state."""
+
+    def __init__(self, draw: Callable[[], T]) -> None:
+        self._draw = draw
+
+    def __next__(self) -> T:
+        return self._draw()
+
+
+def same(batch: T) -> Batches[T]:
+    """One batch, again and again."""
+    return Independent(lambda: batch)
+
+
+class _OrderState(TypedDict):
+    """What a checkpoint has of an order: how many of its batches were taken, and the states of its generators."""
+
+    order: Tensor
+    taken: int
+    generators: NotRequired[list[Tensor]]
+
+
+class _Orders(Batches[Tensor]):
+    """Row numbers (…, batch_size) of permutations of all rows, one permutation after the other.
 
     The last incomplete batch of a permutation is dropped, and the next epoch draws another one: in the mean every datum
     is seen equally often.
     """
-    used = num_data - num_data % batch_size
-    while True:
-        if num_walks is None:
-            order = torch.randperm(num_data, device=device)
-        else:
-            order = torch.rand(num_walks, num_data, device=device).argsort(1)
-        yield from order[..., :used].split(batch_size, -1)
+
+    def __init__(self, num_data: int, batch_size: int) -> None:
+        self._num_data = num_data
+        self._batch_size = batch_size
+        self._order = torch.zeros(0, dtype=torch.int64)
+        self._taken = 0
+        self._batches: Sequence[Tensor] = ()
+
+    @abc.abstractmethod
+    def _drawn(self) -> Tensor:
+        """Another permutation, (…, num_data)."""
+
+    def __next__(self) -> Tensor:
+        if self._taken == len(self._batches):
+            self._begin(self._drawn())
+        self._taken += 1
+        return self._batches[self._taken - 1]
+
+    def _begin(self, order: Tensor) -> None:
+        self._order = order
+        self._taken = 0
+        used = self._num_data - self._num_data % self._batch_size
+        self._batches = order[..., :used].split(self._batch_size, -1)
+
+    def state(self) -> _OrderState:
+        return {"order": self._order, "taken": self._taken}
+
+    def restore(self, state: _OrderState) -> None:
+        if len(state["order"]):
+            self._begin(state["order"].to(self._device))
+        self._taken = state["taken"]
+
+    @property
+    @abc.abstractmethod
+    def _device(self) -> torch.device:
+        """Where the numbers are."""
 
 
-def independent_batches(
-    problem: Problem, batch_size: int | None
-) -> Iterator[tuple[Tensor, Tensor]]:
+class PermutedRows(_Orders):
+    """Endless row numbers (batch_size,); for several walks, each in an order of its own, (num_walks, batch_size)."""
+
+    def __init__(
+        self,
+        num_data: int,
+        batch_size: int,
+        device: torch.device,
+        num_walks: int | None = None,
+    ) -> None:
+        super().__init__(num_data, batch_size)
+        self._place = device
+        self._num_walks = num_walks
+
+    def _drawn(self) -> Tensor:
+        if self._num_walks is None:
+            return torch.randperm(self._num_data, device=self._place)
+        return torch.rand(self._num_walks, self._num_data, device=self._place).argsort(1)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._place
+
+
+class MemberRows(_Orders):
+    """Endless row numbers (member, batch_size): each member walks through permutations by its own seed."""
+
+    def __init__(
+        self,
+        num_data: int,
+        batch_size: int,
+        device: torch.device,
+        seeds: Sequence[int],
+    ) -> None:
+        super().__init__(num_data, batch_size)
+        self._generators = [generator(seed, device) for seed in seeds]
+
+    def __next__(self) -> Tensor:
+        # compiled code takes every batch to lie in memory as the first did
+        return super().__next__().contiguous()
+
+    def _drawn(self) -> Tensor:
+        orders = []
+        for of_member in self._generators:
+            order = torch.randperm(
+                self._num_data,
+                generator=of_member,
+                device=of_member.device,
+            )
+            orders.append(order)
+        return torch.stack(orders)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._generators[0].device
+
+    def state(self) -> _OrderState:
+        generators = [of_member.get_state() for of_member in self._generators]
+        return {**super().state(), "generators": generators}
+
+    def restore(self, state: _OrderState) -> None:
+        super().restore(state)
+        for of_member, random in zip(self._generators, state["generators"], strict=True):
+            of_member.set_state(random)
+
+
+class _StreamState(TypedDict):
+    """What a checkpoint has of a stream: the random states at the beginning of its epoch, and the batches since."""
+
+    begun: LoaderRandomness | None
+    taken: int
+
+
+class _Streamed(Batches[tuple[Tensor, ...]]):
+    """The batches of a loader, epoch after epoch.
+
+    What an epoch brings depends on the random state at its beginning; to go on in the middle of one, it is begun from
+    that again, and the batches that were seen are passed over.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._begun: LoaderRandomness | None = None
+        self._taken = 0
+        self._epoch: Iterator[tuple[Any, Any]] = iter(())
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        batch = next(self._epoch, None)
+        if batch is None:
+            self._begin()
+            batch = next(self._epoch, None)
+        if batch is None:
+            raise ValueError(
+                "the DataLoader gave its batches once and then none: pass a list or a Sampler"
+            )
+        self._taken += 1
+        return checked(self._problem.bnn, *batch, self._problem.device, self._problem.loader)
+
+    def _begin(self) -> None:
+        self._begun = loader_randomness(self._problem.loader, self._problem.device)
+        self._taken = 0
+        self._epoch = iter(self._problem.loader or ())
+
+    def state(self) -> _StreamState:
+        return {"begun": self._begun, "taken": self._taken}
+
+    def restore(self, state: _StreamState) -> None:
+        if state["begun"] is None:
+            return
+        set_loader_randomness(self._problem.loader, self._problem.device, state["begun"])
+        self._begin()
+        for _ in range(state["taken"]):
+            next(self._epoch)
+        self._taken = state["taken"]
+
+
+def mini_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tensor, ...]]:
+    """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
+    check_batch_size(problem, batch_size)
+    if problem.loader is not None:
+        return _Streamed(problem)
+    if batch_size is None or batch_size >= problem.num_rows:
+        return same((problem.x, problem.y))
+    rows = PermutedRows(problem.num_rows, batch_size, problem.device)
+    return rows.mapped(
+        lambda index: (problem.x.index_select(0, index), problem.y.index_select(0, index))
+    )
+
+
+def independent_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tensor, ...]]:
     """Endless mini-batches drawn independently; a loader's as they come.
 
     Within a reshuffled epoch the noise of the gradients cancels, and the iterates of SGD hardly move.
     """
     if batch_size is None or batch_size >= problem.num_rows:
-        yield from mini_batches(problem, batch_size)
-        return
-    while True:
+        return mini_batches(problem, batch_size)
+
+    def draw() -> tuple[Tensor, ...]:
         rows = torch.randint(
             problem.num_rows,
             (batch_size,),
             device=problem.device,
         )
-        yield problem.x[rows], problem.y[rows]
+        return problem.x[rows], problem.y[rows]
+
+    return Independent(draw)
 
 
 def even_rows(num_rows: int, largest: int) -> Tensor:
@@ -154,28 +357,6 @@ def of_rows(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return x[rows], y[rows]
 
 
-def member_rows(
-    num_data: int,
-    batch_size: int,
-    device: torch.device,
-    seeds: Sequence[int],
-) -> Iterator[Tensor]:
-    """Endless row numbers (member, batch_size): each member walks through permutations by its own seed.
-
-    The last incomplete batch of a permutation is dropped, as of :func:`permuted_rows`.
-    """
-    generators = [generator(seed, device) for seed in seeds]
-    used = num_data - num_data % batch_size
-    while True:
-        orders = [
-            torch.randperm(num_data, generator=of_member, device=device) for of_member in generators
-        ]
-        # compiled code takes every batch to lie in memory as the first did
-        yield from (
-            rows.contiguous() for rows in torch.stack(orders)[:, :used].split(batch_size, 1)
-        )
-
-
 @dataclass(frozen=True)
 class Inputs:
     """One pass through the inputs alone, as often as wanted; in memory, of at most ``largest`` rows."""
@@ -190,18 +371,6 @@ class Inputs:
         if len(x) > self.largest:
             x = x[even_rows(len(x), self.largest).to(x.device)]
         return iter(row_parts(x, 512))
-
-
-def _streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of the loader, epoch after epoch."""
-    while True:
-        batch = None
-        for batch in problem.one_pass():
-            yield batch
-        if batch is None:
-            raise ValueError(
-                "the DataLoader gave its batches once and then none: pass a list or a Sampler"
-            )
 
 
 def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -22,6 +22,7 @@ from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile.inductor import tolerable
 from pyrobnn.model.compile.trees import leaves_of
 from pyrobnn.model.density import Site
+from pyrobnn.model.fixed_row import WithFixedRow
 from pyrobnn.model.fused import WrittenOut
 
 #: rows that are enough to see what a net does with them
@@ -131,6 +132,10 @@ def _output_along(model: BNN, rows: Tensor) -> Callable[[Tensor], Tensor]:
             for name, value in net.named_parameters()
             if NET + name in model.priors
         }
+    for name, way in direction.items():
+        prior = model.priors[NET + name]
+        if isinstance(prior, WithFixedRow):
+            way[prior.insertion.number] = 0.0
 
     def output(step: Tensor) -> Tensor:
         # away from the initial weights: a bias of zero and inputs of zero are at the kink of a ReLU

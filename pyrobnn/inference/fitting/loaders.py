@@ -12,10 +12,12 @@ weight than the others'; in a fixed order they are always the same points.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -31,6 +33,7 @@ from torch.utils.data import (
 
 from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.findings import Finding
+from pyrobnn.core.seeding import random_state, set_random_state
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -185,6 +188,50 @@ def _samplers(loader: DataLoader) -> Iterator[Any]:
             for name, value in attributes.items()
             if isinstance(value, Sampler) or "sampler" in name
         ]
+
+
+class LoaderRandomness(TypedDict):
+    """The random states that an epoch of a loader may draw from: of torch, of Python and NumPy, of its generators."""
+
+    torch: dict[str, Tensor]
+    python: list[Any]
+    numpy: list[Any]
+    generators: list[Tensor]
+
+
+def loader_randomness(loader: DataLoader | None, device: torch.device) -> LoaderRandomness:
+    """All that an epoch of a loader may draw from: the random states of torch, NumPy and Python, and its generators."""
+    version, numbers, gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, *others = numpy_state
+    return {
+        "torch": random_state(device),
+        "python": [version, list(numbers), gauss],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *others],
+        "generators": [own.get_state() for own in _generators(loader)],
+    }
+
+
+def set_loader_randomness(
+    loader: DataLoader | None, device: torch.device, state: LoaderRandomness
+) -> None:
+    """Random states as :func:`loader_randomness` gave them."""
+    set_random_state(state["torch"], device)
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *others = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *others))
+    for own, saved in zip(_generators(loader), state["generators"], strict=True):
+        own.set_state(saved)
+
+
+def _generators(loader: DataLoader | None) -> list[torch.Generator]:
+    """The generators that a loader and its samplers have for themselves."""
+    if loader is None:
+        return []
+    owned = [getattr(sampler, "generator", None) for sampler in _samplers(loader)]
+    unique = {id(own): own for own in owned if isinstance(own, torch.Generator)}
+    return list(unique.values())
 
 
 def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:

@@ -100,7 +100,7 @@ class Problem:
         """What one pass through the loader gives; None when everything is in memory."""
         return None if self.loader is None else self.epoch
 
-    def batches(self, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int | None = None) -> batches.Batches[tuple[Tensor, ...]]:
         """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
         return batches.mini_batches(self, batch_size)
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting import rng
+from pyrobnn.inference.fitting.checkpoints import check_density
 from pyrobnn.inference.fitting.floats import PrecisionLoss
-from pyrobnn.inference.hmc.checkpoint import Saving, check_density
-from pyrobnn.inference.hmc.interruption import DelayedInterrupt
+from pyrobnn.inference.fitting.interruption import DelayedInterrupt
+from pyrobnn.inference.hmc.checkpoint import Saving
 from pyrobnn.inference.hmc.leapfrog import Place, whitened_gradient
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.metric import (

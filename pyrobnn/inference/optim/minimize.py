@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch.nn.functional import pad
 
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.findings import Finding
+from pyrobnn.inference.fitting.checkpoints import Stage
 from pyrobnn.inference.fitting.floats import flushed
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.watch import TRACING, Watch
@@ -49,7 +51,7 @@ class Result:
         (members,), of the last gradient; ``timings``, seconds of ``compile`` and ``fit``; ``factors`` (asked,) of the
         learning rate; ``path``, for ``meta``: which of several paths it was, see :mod:`pyrobnn.inference.optim.paths`;
         ``slope``, (params, \*batch) → their gradients and losses, by the code of the step: it asks for no other trace;
-        None where gradients were clipped.
+        None where gradients were clipped; ``checkpoint``, the file from which the same fit goes on.
     """
 
     params: Tensor
@@ -63,6 +65,7 @@ class Result:
     factors: Tensor = field(default_factory=lambda: torch.ones(0))
     path: dict[str, Any] = field(default_factory=dict)
     slope: Callable[..., tuple[Tensor, Tensor]] | None = None
+    checkpoint: str | Path | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -73,7 +76,7 @@ class Result:
         """What the user of ``method`` has to know of how it ended."""
         if not self.interrupted:
             return []
-        return [interruption(method, self.num_steps, self.asked, "steps")]
+        return [interruption(method, self.num_steps, self.asked, "steps", self.checkpoint)]
 
     def account(self, method: Any, num_rows: int, num_params: int) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
@@ -94,9 +97,12 @@ class Result:
 def minimize(
     objective: Objective,
     start: Tensor,
-    batches: Iterable[Sequence[Tensor]] | None,
+    batches: Iterator[Sequence[Tensor]] | None,
     training: Training,
     *,
+    leading: Callable[[int], tuple[Tensor, ...]] | None = None,
+    observe: Callable[[int, Callable[[], Tensor]], None] | None = None,
+    stage: Stage | None = None,
     slopes: bool = False,
     tracked: Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
@@ -118,6 +124,10 @@ def minimize(
         start: initial parameters (P,) or (members, P); left as they are.
         batches: endless iterator of tensor tuples; None for no arguments.
         training: steps, rate and optimiser.
+        leading: from the number of a step, counted from zero, to arguments before those of its batch.
+        observe: called as ``observe(step, iterate)`` at every look, before the callbacks; ``iterate()`` are the present
+            parameters.
+        stage: where a checkpoint has this loop; with the batches among its companions.
         slopes: the objective returns the gradient and the record, (1, members) of losses.
         tracked: names of the further scalars that the objective returns.
         callbacks: ``callback(step, metrics)`` with loss, lr, grad_norm, ``tracked`` and ``snapshot``; True stops.
@@ -163,23 +173,31 @@ def minimize(
         worth_keeping=record.worth_keeping,
     )
     stepper.announce = watch.say
-    endless_batches = itertools.repeat(()) if batches is None else iter(batches)
+    inputs = _Inputs(batches, leading)
     reason = partial(_reason, explain, stepper)
     started = time.perf_counter()
-    step = 0
-    with watch, flushed():
+    stage = stage or Stage()
+    stage.resume(stepper)
+    step = int(stepper.step)
+    with watch, flushed(), stage:
         while step < num_steps and watch.stopped != "callback":
             looked = step
+            end = min(step - step % training.look_every + training.look_every, num_steps)
             with torch.no_grad():
-                size = min(training.look_every, num_steps - step)
-                for batch in itertools.islice(endless_batches, size):
-                    stepper(batch)
-                    step += 1
-                    if step in stepper.averaging_checks:
-                        stepper.restart_average_if_falling()
+                while step < end:
+                    with stage.changing():
+                        stepper(inputs.of_step(step))
+                        step += 1
+                        if step in stepper.averaging_checks:
+                            stepper.restart_average_if_falling()
+                        if step == end and observe is not None:
+                            observe(step, stepper.final)
+                    if step < end:
+                        stage.keep()
             _check_finite(record.losses(looked, step), looked, training, name, reason, num_paths)
             if watch.active and watch.tell(step, record.metrics(step, snapshot)):
                 watch.stopped = "callback"
+            stage.keep()
     step = int(stepper.step)
     elapsed = time.perf_counter() - started
     return Result(
@@ -193,7 +211,20 @@ def minimize(
         tracked=record.scalars(0, step),
         factors=stepper.table[:num_steps, _FACTOR].cpu(),
         slope=stepper.slope if training.optimizer.clip_norm is None else None,
+        checkpoint=stage.path,
     )
+
+
+class _Inputs(NamedTuple):
+    """The arguments of every step: what depends on its number, and a batch."""
+
+    batches: Iterator[Sequence[Tensor]] | None
+    leading: Callable[[int], tuple[Tensor, ...]] | None
+
+    def of_step(self, step: int) -> tuple[Tensor, ...]:
+        """Those of the step of this number, whose batch is the next one."""
+        batch = () if self.batches is None else next(self.batches)
+        return (*batch,) if self.leading is None else (*self.leading(step), *batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,6 +328,20 @@ def _check_finite(
     )
 
 
+class _StepState(TypedDict):
+    """What a checkpoint has of the updates: the moments are Adam's, the optimizer's state that of any other."""
+
+    step: int
+    theta: Tensor
+    mean: Tensor
+    records: Tensor
+    grad_norm: Tensor
+    average_from: int
+    weights: Tensor
+    moments: NotRequired[list[Tensor]]
+    optimizer: NotRequired[dict[str, Any]]
+
+
 class _Step:
     """One update, compiled anew for every batch shape, and its record.
 
@@ -367,6 +412,30 @@ class _Step:
         """Make one step."""
         raise NotImplementedError
 
+    def state(self) -> _StepState:
+        """Parameters, their mean, and the record of the steps that are done."""
+        done = int(self.step)
+        return {
+            "step": done,
+            "theta": self.theta,
+            "mean": self.mean,
+            "records": self.records[:done],
+            "grad_norm": self.grad_norm,
+            "average_from": self.average_from,
+            "weights": self.table[:, _WEIGHT],
+        }
+
+    def restore(self, state: _StepState) -> None:
+        """Go on from a state, in the memory that there is."""
+        with torch.no_grad():
+            self.step.fill_(state["step"])
+            self.theta.copy_(state["theta"])
+            self.mean.copy_(state["mean"])
+            self.records[: state["step"]] = state["records"]
+            self.grad_norm.copy_(state["grad_norm"])
+            self.table[:, _WEIGHT] = state["weights"]
+        self.average_from = state["average_from"]
+
     def vary(self, rates: Tensor) -> None:
         """Give every member its factor (members,) of the rate; of an optimizer with one rate for all nothing."""
 
@@ -428,7 +497,8 @@ class _AdamStep(_Step):
     def __init__(self, *args: Any):
         super().__init__(*args)
         zeros = torch.zeros_like(self.theta)
-        self.state = self.theta, zeros, zeros.clone(), self.mean, self.step, self.grad_norm
+        self.moments = zeros, zeros.clone()
+        self.vectors = self.theta, *self.moments, self.mean, self.step, self.grad_norm
         # of the rate, one for each member; empty where all have the same
         self.member_rates: tuple[Tensor, ...] = ()
         pairs = zip(
@@ -437,21 +507,30 @@ class _AdamStep(_Step):
             strict=True,
         )
         # the block of every step
-        self.blocks = itertools.chain.from_iterable(
+        self.blocks: Iterator[tuple[Tensor, Tensor]] = itertools.chain.from_iterable(
             itertools.repeat(pair, self.block) for pair in pairs
         )
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
-        state = (*self.state, *next(self.blocks))
+        state = (*self.vectors, *next(self.blocks))
         inputs = (*self.member_rates, *batch)
         self.kernel(self._update, state, inputs).unchecked(*state, *inputs)
+
+    def state(self) -> _StepState:
+        return {**super().state(), "moments": list(self.moments)}
+
+    def restore(self, state: _StepState) -> None:
+        super().restore(state)
+        for moment, saved in zip(self.moments, state["moments"], strict=True):
+            moment.copy_(saved)
+        self.blocks = itertools.islice(self.blocks, state["step"], None)
 
     def vary(self, rates: Tensor) -> None:
         self.member_rates = (rates.to(self.theta)[:, None],)
 
     def slope(self, points: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         # a first step of no length: the moments that it leaves are those of the gradient
-        others = [torch.zeros_like(value) for value in self.state[1:]]
+        others = [torch.zeros_like(value) for value in self.vectors[1:]]
         record, table = (
             torch.zeros_like(whole[: self.block]) for whole in (self.records, self.table)
         )
@@ -494,6 +573,14 @@ class _TorchStep(_Step):
     def slope(self, points: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         gradients, rows, _ = self.kernel(self.gradient, (self.theta,), batch)(points, *batch)
         return gradients, rows[0]
+
+    def state(self) -> _StepState:
+        return {**super().state(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: _StepState) -> None:
+        super().restore(state)
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        self.scheduler.last_epoch = state["step"]
 
     def rate(self) -> float:
         """The learning rate of the optimiser's first group."""

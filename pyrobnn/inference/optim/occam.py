@@ -85,11 +85,16 @@ def _prior_precisions(problem: Problem, thetas: Tensor) -> Tensor:
     curvatures = -diagonal(thetas)[:, weights].double()
     if bool((curvatures > SMALLEST).all()):
         return curvatures
-    draws = problem.density.sample_prior(NUM_PRIOR_DRAWS, seed=0)[:, weights].double()
-    lower, upper = draws.quantile(draws.new_tensor([0.25, 0.75]), 0)
-    spread = (upper - lower) / NORMAL_QUARTILES
-    of_spread = spread.clamp_min(math.sqrt(SMALLEST)).pow(-2)
+    of_spread = weight_spreads(problem.density)[weights].clamp_min(math.sqrt(SMALLEST)).pow(-2)
     return torch.where(curvatures < FLAT_SHARE * of_spread, of_spread, curvatures)
+
+
+def weight_spreads(density: Density) -> Tensor:
+    """The spread of each weight under its prior, in standard deviations, by quartiles; zero of the noise (dim,)."""
+    draws = density.sample_prior(NUM_PRIOR_DRAWS, seed=0).double()
+    lower, upper = draws.quantile(draws.new_tensor([0.25, 0.75]), 0)
+    spreads = (upper - lower) / NORMAL_QUARTILES
+    return torch.where(_of_weights(density), spreads, 0.0)
 
 
 def _log_det(

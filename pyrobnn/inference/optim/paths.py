@@ -5,16 +5,20 @@ targets before the function is learned, and then a nearly flat function is a mod
 search follows several paths: the plain one, and continuations that fit the function as if the noise were known to be
 small for their first steps, and free it then. A continuation has a larger rate besides: at a small one it stays in the
 first basin, whose mode may be tens of nats below others. The best end is kept.
+
+Members of an ensemble, which are compared by their evidence, are to lie in broad modes, which a log joint does not
+know. So half of the continuations of such a search are smoothed: their weights are shaken by a share of their prior's
+spread, and come to rest where that changes the function little. Where the data determine the weights too well for
+that, the others find the better ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +27,8 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.fitting.batches import of_rows
+from pyrobnn.inference.fitting.batches import Batches, of_rows, same
+from pyrobnn.inference.fitting.checkpoints import Stages
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.optim.descent import descend, descend_each
@@ -41,6 +46,13 @@ LEVELS = (0.1, 0.05, 0.2, 0.4)
 HELD_SHARE = 0.5
 #: factors of the learning rate of a continuation beside the plain path, in the order of their use
 RATE_FACTORS = (5.0, 10.0, 3.0)
+#: the same where some paths are smoothed: a large rate leaves narrow modes
+BROAD_RATE_FACTORS = (5.0, 30.0, 10.0)
+#: shares of the prior's spread by which smoothed continuations shake the weights, in the order of their use
+SMOOTHINGS = (0.1, 0.05)
+#: factor of their rate, and share of the steps for which they do
+SMOOTHED_RATE_FACTOR = 10.0
+SMOOTHED_SHARE = 0.7
 #: rate that no factor leads beyond
 LARGEST_RATE = 0.3
 #: of the plain path's steps, those of a continuation that runs after it
@@ -162,21 +174,30 @@ class Paths:
 
     Attributes: ``starts`` (member, path, dim); ``relative_levels`` (member, path), the scale at which the noise is held
         first, of the targets' standard deviation, zero of a plain path; ``rates`` (member, path), factors of the
-        learning rate, one of a plain path.
+        learning rate, one of a plain path; ``smoothings`` (member, path), shares of the prior's spread by which the
+        weights are shaken first, zero of a path that is not smoothed.
     """
 
     starts: Tensor
     relative_levels: Tensor
     rates: Tensor
+    smoothings: Tensor
 
 
-def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor] | None) -> Paths:
+def planned(
+    start: Tensor,
+    num_paths: int,
+    other_starts: Callable[[int], Tensor] | None,
+    *,
+    smoothed: bool = False,
+) -> Paths:
     """Paths from ``start`` (member, dim): plain, then continuations, and then both from other starts.
 
     Args:
         start: where each member starts.
         num_paths: largest number of each member.
         other_starts: from a number to as many further starts (number, dim); None where there are none.
+        smoothed: whether every second continuation is.
     """
     num_members, dim = start.shape
     num_own = min(num_paths, 1 + len(LEVELS))
@@ -184,18 +205,24 @@ def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor]
     num_paths = num_own + num_others
     relative_levels = torch.zeros(num_members, num_paths)
     rates = torch.ones(num_members, num_paths)
+    smoothings = torch.zeros(num_members, num_paths)
+    factors = BROAD_RATE_FACTORS if smoothed else RATE_FACTORS
     for member in range(num_members):
         for path in range(1, num_paths):
-            if path != num_own:  # the first from another start is plain
-                turn = path + member - 1
-                relative_levels[member, path] = LEVELS[turn % len(LEVELS)]
-                rates[member, path] = RATE_FACTORS[turn % len(RATE_FACTORS)]
+            if path == num_own:  # the first from another start is plain
+                continue
+            turn = member + ((path - 1) // 2 if smoothed else path - 1)
+            relative_levels[member, path] = LEVELS[turn % len(LEVELS)]
+            rates[member, path] = factors[turn % len(factors)]
+            if smoothed and path % 2 == 0:
+                rates[member, path] = SMOOTHED_RATE_FACTOR
+                smoothings[member, path] = SMOOTHINGS[turn // len(LEVELS) % len(SMOOTHINGS)]
     starts = start[:, None].repeat(1, num_paths, 1)
     if other_starts is not None and num_others:
         starts[:, num_own:] = other_starts(num_members * num_others).reshape(
             num_members, num_others, dim
         )
-    return Paths(starts, relative_levels, rates)
+    return Paths(starts, relative_levels, rates, smoothings)
 
 
 def best_ends(worths: Tensor) -> list[int]:
@@ -306,7 +333,9 @@ class Search:
         endless batches of the data, with ``own_rows`` (rows (member, batch_size), x, y) of all; ``num_paths`` of each
         member that are followed together, or one: then a continuation follows the plain path; ``refinement``, that
         brings ends to where they can be compared, None where they are; ``other_starts``, as of :func:`planned`;
-        ``own_rows``: each member has batches of its own; ``callbacks``, ``snapshot``,
+        ``weight_spreads`` (dim,), as of :func:`pyrobnn.inference.optim.occam.weight_spreads`, where paths that are
+        followed together are smoothed, else None;
+        ``own_rows``: each member has batches of its own; ``stages``, the loops of the fit; ``callbacks``, ``snapshot``,
         ``progress`` and ``name``, as of :func:`pyrobnn.inference.optim.minimize.minimize`. Where a loss is not finite
         the error names the parameter that is impossible and its site.
     """
@@ -316,11 +345,13 @@ class Search:
     target: Callable[..., Tensor]
     worths: Callable[[Sequence[Result]], Tensor]
     training: Training
-    batches: Callable[[], Iterator[Sequence[Tensor]]]
+    batches: Callable[[], Batches[tuple[Tensor, ...]]]
     num_paths: int
     refinement: Refinement | None = None
     other_starts: Callable[[int], Tensor] | None = None
+    weight_spreads: Tensor | None = None
     own_rows: bool = False
+    stages: Stages = field(default_factory=Stages)
     callbacks: Sequence[Callback] = ()
     snapshot: Callable[[Tensor], Any] | None = None
     progress: bool = False
@@ -364,6 +395,8 @@ class Search:
             return refinement.slope(torch.stack([run.params for run in ends.runs]))
         free = torch.zeros(len(ends.runs), len(self.noise.spread)).to(self.noise.spread)
         batch = (free, *next(self.batches()))
+        if self.weight_spreads is not None:
+            batch = (torch.zeros_like(torch.stack([run.params for run in ends.runs])), *batch)
 
         def slope(points: Tensor) -> tuple[Tensor, Tensor]:
             gradients, losses = step(points, batch)
@@ -386,7 +419,12 @@ class Search:
         return self._in_turn(start)
 
     def _all_at_once(self, start: Tensor) -> Ends:
-        paths = planned(start.reshape(-1, start.shape[-1]), self.num_paths, self.other_starts)
+        paths = planned(
+            start.reshape(-1, start.shape[-1]),
+            self.num_paths,
+            self.other_starts,
+            smoothed=self.weight_spreads is not None,
+        )
         num_paths = paths.relative_levels.shape[1]
         values_of = torch.func.vmap(
             partial(self.target, self.problem.density), randomness="different"
@@ -411,6 +449,7 @@ class Search:
             shown,
             num_paths,
             rates,
+            paths.smoothings.flatten(),
         )
         return Ends(members_of(result), paths.relative_levels)
 
@@ -462,10 +501,12 @@ class Search:
         snapshot: Callable[[Tensor], Any] | None,
         num_paths: int,
         rates: Tensor | None = None,
+        smoothings: Tensor | None = None,
     ) -> Result:
         """One run from ``starts``, (dim,) or (end, dim), with the noise held at ``relative_levels`` (end,) first.
 
-        Where ``rates`` (end,) are given, each end's rate is so many times the usual one.
+        Where ``rates`` (end,) are given, each end's rate is so many times the usual one. By ``smoothings`` (end,) the
+        weights are shaken first where the search has their spreads.
         """
 
         def loss(theta: Tensor, level: Tensor, *batch: Tensor) -> Tensor:
@@ -480,14 +521,26 @@ class Search:
                 randomness="different",
             )(thetas, levels, *batch)
 
+        def shaken_losses(thetas: Tensor, shifts: Tensor, *batch: Tensor) -> Tensor:
+            return losses(thetas + shifts, *batch)
+
         levels = torch.outer(relative_levels.to(self.noise.spread), self.noise.spread)
         if starts.dim() == 1:
             levels = levels[0]
+        objective: Callable[..., Tensor] = loss if starts.dim() == 1 else losses
+        leading = held_first(levels, round(HELD_SHARE * training.num_steps))
+        if smoothings is not None and self.weight_spreads is not None:
+            objective = shaken_losses
+            scales = torch.outer(smoothings.to(starts), self.weight_spreads.to(starts))
+            leading = _shaken_first(scales, round(SMOOTHED_SHARE * training.num_steps), leading)
+        batches = self._batches_of(starts)
         return minimize(
-            loss if starts.dim() == 1 else losses,
+            objective,
             starts,
-            _with_level(self._batches_of(starts), levels, round(HELD_SHARE * training.num_steps)),
+            batches,
             training,
+            leading=leading,
+            stage=self.stages.begin(batches),
             callbacks=self.callbacks,
             snapshot=snapshot,
             progress=self.progress,
@@ -497,14 +550,16 @@ class Search:
             rates=rates,
         )
 
-    def _batches_of(self, starts: Tensor) -> Iterator[Sequence[Tensor]]:
+    def _batches_of(self, starts: Tensor) -> Batches[tuple[Tensor, ...]]:
         """Batches for these starts (end, dim): all paths of a member see the same."""
         if not self.own_rows:
             return self.batches()
-        return (
-            (rows.repeat_interleave(len(starts) // len(rows), 0), *data)
-            for rows, *data in self.batches()
-        )
+
+        def of_paths(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            rows, *data = batch
+            return (rows.repeat_interleave(len(starts) // len(rows), 0), *data)
+
+        return self.batches().mapped(of_paths)
 
     def _why_impossible(self, thetas: Tensor) -> str:
         """Which parameter is impossible at one of ``thetas``, (dim,) or (end, dim), and what to do."""
@@ -565,8 +620,9 @@ def search_each(
             randomness="different",
         ),
         paths.starts.flatten(0, 1).repeat(len(ys), 1),
-        _with_level(itertools.repeat(batch), levels, round(HELD_SHARE * training.num_steps)),
+        same(batch),
         training,
+        leading=held_first(levels, round(HELD_SHARE * training.num_steps)),
         name=name,
         explain=lambda thetas: why_impossible(problem.density, thetas),
     )
@@ -620,13 +676,25 @@ def _composed(
     return lambda thetas: outer(inner(thetas))
 
 
-def _with_level(
-    batches: Iterator[Sequence[Tensor]], levels: Tensor, num_held: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """Batches with the scale of the noise before them: ``levels`` in the first ``num_held`` steps, zero in the rest."""
+def held_first(levels: Tensor, num_held: int) -> Callable[[int], tuple[Tensor, ...]]:
+    """The scale at which the noise is held, by step: ``levels`` in the first ``num_held`` ones, zero in the rest."""
     free = torch.zeros_like(levels)
-    for step, batch in enumerate(batches):
-        yield (levels if step < num_held else free, *batch)
+    return lambda step: (levels if step < num_held else free,)
+
+
+def _shaken_first(
+    scales: Tensor,
+    num_shaken: int,
+    leading: Callable[[int], tuple[Tensor, ...]],
+) -> Callable[[int], tuple[Tensor, ...]]:
+    """Before what leads: shifts of the weights, of these standard deviations in the first steps, then zero."""
+    still = torch.zeros_like(scales)
+
+    def arguments(step: int) -> tuple[Tensor, ...]:
+        shifts = scales * torch.randn_like(scales) if step < num_shaken else still
+        return (shifts, *leading(step))
+
+    return arguments
 
 
 def members_of(result: Result) -> list[Result]:

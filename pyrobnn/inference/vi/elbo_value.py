@@ -163,7 +163,7 @@ def _evaluate_within(
     return float(terms.mean()) - _exact_kl(problem, elbo, theta), error
 
 
-def _some_batches(problem: Problem, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _some_batches(problem: Problem, size: int) -> Iterator[tuple[Tensor, ...]]:
     """Batches of one epoch after another; rows in memory in the same order at every call, to compare guides by."""
     if problem.loader is not None:
         yield from problem.batches()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.fitting.batches import permuted_rows
+from pyrobnn.inference.fitting.batches import Batches, PermutedRows, same
+from pyrobnn.inference.fitting.checkpoints import Stages
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
@@ -23,7 +24,13 @@ from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.paths import HELD_SHARE, LEVELS, SECOND_SHARE, FreeNoise
+from pyrobnn.inference.optim.paths import (
+    HELD_SHARE,
+    LEVELS,
+    SECOND_SHARE,
+    FreeNoise,
+    held_first,
+)
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_value import (
     Work,
@@ -162,7 +169,7 @@ def _course(
     callbacks = run.callbacks
     options = config.options
     title = "SVI, noise held first" if hold_noise else "SVI"
-    guide_fit = GuideFit(config, problem, run.init, run.seed, owner)
+    guide_fit = GuideFit(config, problem, run.init, run.seed, owner, run.stages)
     # of our own guides the first parameters are means and scales
     contains = isinstance(options.family, str) and options.family != "mean_field"
     num_steps = round(options.mean_field_start * config.num_steps) if contains else 0
@@ -175,7 +182,7 @@ def _course(
         guide=replace(options, family="mean_field"),
         num_steps=num_steps,
     )
-    mean_field = GuideFit(mean_field_config, problem, run.init, run.seed, owner)
+    mean_field = GuideFit(mean_field_config, problem, run.init, run.seed, owner, run.stages)
     if hold_noise:
         mean_field.hold_noise(1.0)
     try:
@@ -226,13 +233,15 @@ def fit_guides(
         )
         return elbos(thetas, weight, Noise(key).split(len(ys)), x, ys)
 
-    steps = ((*step, ys) for *step, _ in guide_fit.batches())
+    guide_fit.level = None  # along the plain course
+    x = guide_fit.elbo.density.args[0]
     start = guide_fit.start.repeat(len(ys), 1)
     thetas = minimize(
         objective,
         start,
-        steps,
+        same((x, ys)),
         config.training,
+        leading=guide_fit.keyed(),
         tracked=TRACKED,
         name="SVI",
     ).params
@@ -260,7 +269,10 @@ class Evidence(NamedTuple):
 
 
 class GuideFit:
-    """One fit of a guide; ``owner`` is the user's configuration that ``config`` is a part of, if it is one."""
+    """One fit of a guide, in the next of the ``stages`` of a fit.
+
+    ``owner`` is the user's configuration that ``config`` is a part of, if it is one.
+    """
 
     def __init__(
         self,
@@ -269,8 +281,10 @@ class GuideFit:
         init: Posterior | nn.Module | None,
         seed: int,
         owner: SVI | None = None,
+        stages: Stages | None = None,
     ):
         self.config = config
+        self.stages = stages or Stages()
         self.problem = problem
         self.seed = seed
         self.owner = owner or config
@@ -324,14 +338,14 @@ class GuideFit:
     ) -> Result:
         """Fit the parameters: the guide's, then free points."""
         self.progress = progress
-        batches: Iterator[tuple[Tensor, ...]] = self.batches()
-        if self.level is not None:
-            batches = self._with_level(batches, self.level)
+        batches = self.batches()
         return minimize(
             self._objective,
             self.start,
             batches,
             self.config.training,
+            leading=self.keyed(),
+            stage=self.stages.begin(batches),
             tracked=TRACKED,
             callbacks=callbacks,
             snapshot=self._snapshot,
@@ -375,40 +389,32 @@ class GuideFit:
             batch = x[rows], y[rows]
         return self.elbo(theta, weight, key, *batch)
 
-    def batches(self) -> Iterator[tuple[Tensor, ...]]:
-        """KL weight, key of the random numbers and data of every step."""
+    def batches(self) -> Batches[tuple[Tensor, ...]]:
+        """The data of every step: row numbers and all data where batches are drawn."""
         problem = self.problem
-        size = self.config.batch_size
+        if problem.loader is not None:
+            return problem.batches()
+        if not problem.is_bnn:
+            return same(())
+        if self.num_batches == 1:
+            return same(self.elbo.density.args)
+        size = self.config.batch_size or problem.num_rows
+        rows = PermutedRows(problem.num_rows, size, problem.device)
+        return rows.mapped(lambda of_batch: (of_batch, problem.x, problem.y))
+
+    def keyed(self) -> Callable[[int], tuple[Tensor, ...]]:
+        """KL weight and key of the random numbers of every step, and the scale at which the noise is held."""
+        weights = self.kl_weights.unbind()
         keys = torch.randint(
             -(2**63),
             2**63 - 1,
             self.kl_weights.shape,
-            device=problem.device,
-        )
-        steps = zip(
-            self.kl_weights.unbind(),
-            keys.unbind(),
-            strict=True,
-        )
-        if problem.loader is not None:
-            for step, batch in zip(steps, problem.batches(), strict=False):
-                yield (*step, *batch)
-        elif not problem.is_bnn:
-            yield from steps
-        elif self.num_batches == 1:
-            yield from ((*step, *self.elbo.density.args) for step in steps)
-        elif size is not None:
-            walk = permuted_rows(problem.num_rows, size, problem.device)
-            for step, rows in zip(steps, walk, strict=False):
-                yield (*step, rows, problem.x, problem.y)
-
-    def _with_level(
-        self, batches: Iterator[tuple[Tensor, ...]], level: Tensor
-    ) -> Iterator[tuple[Tensor, ...]]:
-        """Batches with the scale at which the noise is held, zero in the later steps, after the key."""
-        free = torch.zeros_like(level)
-        for step, (weight, key, *data) in enumerate(batches):
-            yield (weight, key, level if step < self.num_held else free, *data)
+            device=self.problem.device,
+        ).unbind()
+        if self.level is None:
+            return lambda step: (weights[step], keys[step])
+        level = held_first(self.level, self.num_held)
+        return lambda step: (weights[step], keys[step], *level(step))
 
     def elbo_at(self, theta: Tensor) -> tuple[float, float]:
         """The ELBO of weight one at parameters ``theta``, and its standard error, in nats."""

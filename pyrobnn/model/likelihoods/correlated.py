@@ -50,7 +50,11 @@ class CorrelatedGaussian(Likelihood):
 
     def __init__(self, scale: Parameter, *, concentration: float = 1.0):
         super().__init__()
-        eta = check_number("concentration", concentration, above=0)
+        eta = check_number(
+            "concentration",
+            concentration,
+            above=0,
+        )
         self.own.declare("scale", scale)
         shape = self.own.shapes["scale"]
         if len(shape) != 1 or shape[0] < 2:
