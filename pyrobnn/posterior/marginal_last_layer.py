@@ -233,7 +233,7 @@ class LastLayer:
         )
         covariance = scaled @ features.mT + noise.square()[:, None, None] * identity
         factor = torch.linalg.cholesky_ex(covariance).L
-        inverse = torch.cholesky_inverse(factor)
+        inverse = _inverse(factor)
         alpha = inverse @ error
         weights = self.loc + (scaled.mT @ alpha)[..., 0]
         slope = alpha[..., 0].mT @ weights - (inverse @ scaled).sum(0)
@@ -261,7 +261,7 @@ class _LogMarginal(torch.autograd.Function):
         if len(features) < features.shape[1]:
             return layer.slopes_by_rows(features, noise)
         fit = layer.fit(features, noise)
-        covariance = torch.cholesky_inverse(fit.factor)
+        covariance = _inverse(fit.factor)
         shrunk = layer.scale / noise[:, None]
         pooled = (shrunk[:, :, None] * covariance * shrunk[:, None, :]).sum(0)
         slope = (fit.error / noise.square()) @ fit.weights - features @ pooled
@@ -299,6 +299,12 @@ def _names_of_last(model: BNN) -> tuple[str, ...]:
         name in model.priors and is_normal(elementwise(model.priors[name])) for name in names
     )
     return names if normal and not is_shared else ()
+
+
+def _inverse(factor: Tensor) -> Tensor:
+    """The inverse (…, unit, unit) of what a Cholesky factor is of; not finite, with no error, where it is singular."""
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    return torch.cholesky_solve(identity.expand_as(factor), factor)
 
 
 def _without_last(net: nn.Module) -> nn.Module:

@@ -292,7 +292,8 @@ def test_shaken_weights_come_to_rest_and_the_noise_is_not_shaken():
     assert float(of_weights) == pytest.approx(1.0, abs=0.4)  # by the quartiles of 101 draws
     scales = torch.outer(torch.tensor([0.0, 0.1]), spreads)
     with seeded(0):
-        steps = list(itertools.islice(paths._with_shifts(itertools.repeat(()), scales, 2), 3))
+        leading = paths._shaken_first(scales, 2, lambda step: ())
+        steps = [leading(step) for step in range(3)]
     shifts = torch.stack([step[0] for step in steps])
     assert not shifts[:, 0].any() and not shifts[2].any()
     assert (shifts[:2, 1].abs() > 0).sum() == 2 * (spreads > 0).sum()
