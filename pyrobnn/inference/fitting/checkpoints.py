@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ from pyrobnn.inference.fitting.interruption import DelayedInterrupt
 from pyrobnn.inference.fitting.problem import Problem, settings
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from pyrobnn.inference.method import FitRun, Method
 
 #: what JSON holds
@@ -50,6 +48,12 @@ EVERY = 60.0
 _SHARE = 0.05
 #: options of methods that no draw depends on
 _IRRELEVANT = ("checkpoint_every", "until", "max_seconds")
+
+
+class _Dataclass(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
 class Stateful(Protocol):
@@ -182,7 +186,7 @@ def moved(state: Saved, device: torch.device) -> Any:
     return state
 
 
-def fields_of(instance: DataclassInstance) -> Fields:
+def fields_of(instance: _Dataclass) -> Fields:
     """The fields of a dataclass by name, as they are."""
     return {entry.name: getattr(instance, entry.name) for entry in dataclasses.fields(instance)}
 
