@@ -26,7 +26,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.estimators.auto import choose, prior_facts
-from pyrobnn.estimators.climb import _whitened, climb
+from pyrobnn.estimators.climb import Climb, _whitened, climb
 from pyrobnn.estimators.comparison import gain
 from pyrobnn.estimators.empirical_bayes import (
     empirical_bayes,
@@ -912,7 +912,7 @@ def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
     climbs = []
     monkeypatch.setattr(
         "pyrobnn.estimators.empirical_bayes.climb",
-        lambda *given, **rest: climbs.append(given) or (-np.inf, None, 1.0, {}),
+        lambda *given, **rest: climbs.append(given) or Climb(-np.inf, torch.ones(1), 1.0, {}),
     )
     monkeypatch.setattr(
         "pyrobnn.estimators.estimator.choose",
