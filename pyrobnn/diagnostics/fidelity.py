@@ -159,14 +159,14 @@ def distances(
     if comparison.per_point is None:
         return {}
     shift = comparison.per_point["shift"].values
-    log_ratio = np.log(np.maximum(comparison.per_point["sd_ratio"].values, 1e-12))
+    sd_ratio = comparison.per_point["sd_ratio"].values
     kinds = evidence.point_kinds(len(shift), comparison.at)
     by_region = {}
     for kind, words in REGIONS.items():
         here = kinds == kind
         known = np.isfinite(shift[here])
         if known.any():
-            ratio = float(np.exp(np.median(log_ratio[here][known])))
+            ratio = float(np.median(sd_ratio[here][known]))
             by_region[words] = Distance(float(np.median(shift[here][known])), ratio)
     return by_region
 

@@ -149,8 +149,8 @@ def beside_reference(rows: Sequence[Row], reference: str | None) -> list[str]:
             shift = row.values.get(f"shift[{region}]")
             ratio = row.values.get(f"sd_ratio[{region}]")
             if shift is not None and ratio is not None:
-                off = f"{significant(shift, 2)} sd off"
-                places.append(f"{region} {off}, its sd {significant(ratio, 2)} times")
+                width = f", its sd {significant(ratio, 2)} times" if ratio else ", of no width"
+                places.append(f"{region} {significant(shift, 2)} sd off{width}")
         if places:
             sentences.append(
                 f"The function of {row.label} beside {reference}: {'; '.join(places)}."
