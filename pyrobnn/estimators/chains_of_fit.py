@@ -51,7 +51,9 @@ def at_posterior(
     if "tuned" in fit.posterior.meta:
         tuned = dict(fit.posterior.meta["tuned"])
         factors = tuned["prior_precision_factor"]
-        tuned["prior_precision_factor"] = {name: factor * each for name, each in factors.items()}
+        tuned["prior_precision_factor"] = {
+            name: factor * before for name, before in factors.items()
+        }
         posterior = replace(posterior, meta=posterior.meta | {"tuned": tuned})
     words = f"{num_chains} short chains from its draws arrived at the posterior"
     if factor != 1.0:

@@ -259,7 +259,10 @@ class Estimator(BaseEstimator):
         fit = self._infer(linear, rows, seed, few_rows=0).instead_of_a_net(f"{why}; ")
         if num > FEW_ROWS:
             return fit
-        return at_posterior(fit, model, self.num_draws, seed) or self._infer(model, rows, seed)
+        sampled = at_posterior(fit, model, self.num_draws, seed)
+        if sampled is None:
+            sampled = self._infer(linear, rows, seed).instead_of_a_net(f"{why}; ")
+        return sampled
 
     def _fit_ensemble(self, model: BNN, rows: TrainingRows, seed: int) -> tuple[Fit | None, str]:
         """The fit of an ensemble, None where it gains nothing on a linear model; and by how much in words."""

@@ -34,6 +34,7 @@ class RowsFit(NamedTuple):
 
 
 def at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> RowsFit:
+    """A linearised fit at rows in the units of the data."""
     model = posterior.bnn
     likelihood = model.likelihood
     x, y = in_standard_units(model, x, y)
@@ -52,6 +53,7 @@ def at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> RowsFit:
 
 
 def in_standard_units(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in the units in which the net computes."""
     units = model.standardizer
     if units is None:
         return x, y

@@ -547,9 +547,9 @@ class Posterior:
         Chains of Hamiltonian Monte Carlo move side by side, in groups that begin at one draw each (of a net a quarter
         of the groups begins elsewhere, at likely draws from the prior), until they have arrived: the groups agree
         (nested R-hat at most 1.05 of sixteen chains a group, for function values, the log density and sites that are
-        identified), nothing drifts, and the draws are worth 400. Chains from elsewhere that still lie far below the
-        others in log density after half of the time are left out. Of any method but MC dropout; point parameters stay
-        where they are.
+        identified), nothing drifts, and the smallest effective sample size is at least 280. Chains from elsewhere that
+        still lie far below the others in log density after half of the time are left out. Of any method but MC dropout;
+        point parameters stay where they are.
 
         Args:
             seconds: the most that it takes, about. A run that arrives before repeats bit for bit with its seed; one

@@ -34,6 +34,17 @@ def test_a_cubic_of_twenty_rows_is_found_as_a_gaussian_process_finds_it():
     assert error < 7.5
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_where_no_net_does_better_the_linear_model_is_sampled():
+    """Chains do not arrive where the noise tends to nothing; NUTS of the net that was refused took minutes."""
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    y = x @ [1.0, 2.0, -1.0] + 0.5
+    model = pb.BNNRegressor(random_state=0).fit(x, y)
+    assert model.posterior_.bnn.num_weights == 4
+    np.testing.assert_allclose(model.predict(x), y, atol=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_chains_that_cannot_be_paid_for_leave_the_approximation(monkeypatch):
     generator = np.random.default_rng(0)
