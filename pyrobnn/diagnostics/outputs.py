@@ -20,10 +20,10 @@ _MAX_REPLICATES = 200
 
 
 def across_outputs(evidence: Evidence, limits: Limits) -> Found | None:
-    """Asks whether one output's errors say those of another, more than the model has it.
+    """Whether the errors of two outputs are correlated as the model says that they are.
 
-    The measure is the rank correlation of the distances from the predictive mean, beside that of replicates of the
-    same rows: outputs whose noise is independent in the model and not in the data fail.
+    The measure is the rank correlation of the distances from the predictive mean, compared with that of replicates of
+    the same rows: outputs whose noise is independent in the model and not in the data fail.
     """
     sets = _sets(evidence)
     pairs = list(itertools.chain.from_iterable(_pairs(y, draws) for y, draws in sets))
@@ -52,7 +52,7 @@ def _sets(evidence: Evidence) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _pairs(y: np.ndarray, draws: np.ndarray) -> list[tuple[float, float, tuple[int, int]]]:
-    """Of each pair of outputs: p, by how much the errors' correlation exceeds that of replicates, and which pair."""
+    """Of each pair of outputs: p, by how much the correlation of their errors exceeds that of replicates, and which pair."""
     mean = draws.mean(axis=0)
     kept = draws[spread(len(draws), _MAX_REPLICATES)]
     correlation = _rank_correlation(y - mean)

@@ -46,9 +46,11 @@ RECTIFIED = (
     nn.Hardswish,
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-#: weights of a net, and weight layers of one without convolutions, from which :class:`FanInNormal` has a floor; which
+#: weights of a net beyond which :class:`FanInNormal` has a floor, where it is deep or convolutional
 WIDE = 10_000
+#: weight layers of a deep net
 DEEP = 4
+#: least standard deviation of a weight there
 WIDE_FLOOR = 1.0
 
 
@@ -245,6 +247,9 @@ class FanInNormal(Selective):
         0.5
     """
 
+    #: a prior that an earlier version has pickled has no other
+    floor: float | None = None
+
     def __init__(
         self,
         scale: float = 1.0,
@@ -262,9 +267,6 @@ class FanInNormal(Selective):
             minimum=0,
         )
         self.floor = floor
-
-    #: of a prior that an earlier version has pickled
-    floor: float | None = None
 
     def of_net(self, net: nn.Module) -> Prior:
         """This prior with the floor that a net asks for, where none was given."""

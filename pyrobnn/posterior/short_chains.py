@@ -522,7 +522,7 @@ class Groups:
                 self._update_arrival()
 
     def _update_arrival(self) -> None:
-        """Judge the chains of the groups that are kept: arrived they have with enough effective draws besides."""
+        """Judge the chains of the kept groups: arrived if they are converged and worth enough independent draws."""
         self._judge_window()
         if self._steady_since is not None and not self.arrival.is_converged:
             self._steady_since = None
@@ -532,7 +532,7 @@ class Groups:
         self.arrived = self.arrival.is_converged and self.ess >= _MIN_ESS
 
     def _judge_window(self) -> None:
-        """How near the chains of the groups that are kept are to convergence in the window, and their draws' worth."""
+        """How near the chains of the kept groups are to convergence in the window, and their effective draws."""
         values = self.window_values()[:, :, self.mask().numpy()]
         self.arrival = arrival(values, int(self.kept.sum()))
         self.ess = effective_draws(values)

@@ -23,8 +23,8 @@ class CorrelatedGaussian(Likelihood):
     .. math:: y \sim N(f(x), \; S C C^\top S), \qquad S = \mathrm{diag}(\sigma)
 
     C is the Cholesky factor of the correlations between the outputs' errors, the site ``likelihood.correlation``:
-    learned from independence on where the scale is fixed or learned, and inferred under an LKJ prior where the scale
-    is.
+    learned, beginning at independence, where the scale is fixed or learned; inferred under an LKJ prior where the
+    scale is inferred.
 
     Args:
         scale: σ in the units of ``y``, one of each output: a tensor (out,), a prior of that shape,
@@ -34,7 +34,7 @@ class CorrelatedGaussian(Likelihood):
     Raises:
         ValueError: a scale that is not positive, or has not one value of each of two or more outputs.
 
-    Caveat: of predictions, quantiles and intervals are those of each output by itself; draws have the correlations.
+    Caveat: quantiles and intervals of predictions are those of each output by itself; draws have the correlations.
 
     Reference: Generating random correlation matrices based on vines and extended onion method (Lewandowski et al.,
     2009).
