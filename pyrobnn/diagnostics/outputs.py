@@ -52,7 +52,7 @@ def _sets(evidence: Evidence) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _pairs(y: np.ndarray, draws: np.ndarray) -> list[tuple[float, float, tuple[int, int]]]:
-    """Of each pair of outputs: p, by how much the correlation of their errors exceeds that of replicates, and which pair."""
+    """Of each pair of outputs: p, how far the correlation of their errors exceeds that of replicates, which pair."""
     mean = draws.mean(axis=0)
     kept = draws[spread(len(draws), _MAX_REPLICATES)]
     correlation = _rank_correlation(y - mean)
