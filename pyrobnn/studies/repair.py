@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from pyrobnn.core.checks import Refused, check_count, check_number, check_option
 from pyrobnn.core.findings import Finding, findings
 from pyrobnn.core.option_names import options_explained
 from pyrobnn.diagnostics.judge import diagnose
-from pyrobnn.diagnostics.verdict import Check, Verdict
+from pyrobnn.diagnostics.verdict import Check, Verdict, said
 from pyrobnn.inference.fitting.problem import (
     Callback,
     make_posterior,
@@ -279,7 +279,8 @@ def repair(
 
     Returns:
         Posterior of the same model, by site as before. ``meta["repair"]`` says what was ``wrong`` (names of checks),
-        what was ``tried``, each with what is still ``wrong``, ``seconds`` and ``gradients``; ``cured_by``, the name of
+        what was ``tried``, each with what is still ``wrong``, ``seconds`` and ``gradients``; what was ``refused`` and
+        why, by step; ``cured_by``, the name of
         a step or None; and the ``seconds`` of all.
 
     Raises:
@@ -317,14 +318,20 @@ def repair(
     case = _Case(posterior, x, y, (), seed)
     case = replace(case, faults=faults(case.judged(posterior)))
     tried: list[_Tried] = []
+    refused: dict[str, str] = {}
     for step in LADDER if case.faults else ():
         left = seconds - (time.perf_counter() - begun)
         if left <= 0 or (tried and not tried[-1].wrong):
             break
-        taken = _taken(step, case, _SHARE * left)
+        try:
+            taken = _taken(step, case, _SHARE * left)
+        # a method refuses the model, or its time was too short
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            refused[step.__name__] = said(error)
+            continue
         if taken is not None:
             tried.append(taken)
-    return _result(case, tried, time.perf_counter() - begun)
+    return _result(case, tried, refused, time.perf_counter() - begun)
 
 
 def faults(verdict: Verdict) -> list[Check]:
@@ -349,27 +356,30 @@ def _data(posterior: Posterior) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _taken(step: _Step, case: _Case, seconds: float) -> _Tried | None:
-    """What came of a step; None where it does not apply, the method refuses the model, or its time was too short."""
+    """What came of a step; None where it does not apply."""
     begun = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            posterior = step(case, seconds)
-        except (ValueError, ArithmeticError, RuntimeError):
-            return None
+        posterior = step(case, seconds)
         if posterior is None:
             return None
         wrong = [check.name for check in faults(case.judged(posterior))]
     return _Tried(step.__name__, posterior, wrong, time.perf_counter() - begun)
 
 
-def _result(case: _Case, tried: Sequence[_Tried], seconds: float) -> Posterior:
+def _result(
+    case: _Case,
+    tried: Sequence[_Tried],
+    refused: Mapping[str, str],
+    seconds: float,
+) -> Posterior:
     """The posterior of the last step where that passes, else the one that was given; with what was done."""
     cure = tried[-1] if tried and not tried[-1].wrong else None
     wrong = [check.name for check in case.faults]
     record = {
         "wrong": wrong,
         "tried": [step.record() for step in tried],
+        "refused": dict(refused),
         "cured_by": None if cure is None else cure.step,
         "seconds": round(seconds, 3),
     }

@@ -91,11 +91,15 @@ def test_where_nothing_helps_the_posterior_comes_back_with_a_warning(monkeypatch
     def no_help(case, seconds):
         return case.posterior
 
-    monkeypatch.setattr(repairs, "LADDER", (no_help, no_help))
+    def no_start(case, seconds):
+        raise ValueError("no start\nfound")
+
+    monkeypatch.setattr(repairs, "LADDER", (no_help, no_start, no_help))
     with pytest.warns(UserWarning, match=r"nothing that repair tried .*\(no_help, no_help\)"):
         same = pb.repair(sick)
     record = same.meta["repair"]
     assert record["cured_by"] is None and len(record["tried"]) == 2
+    assert record["refused"] == {"no_start": "ValueError: no start"}
     assert record["tried"][0]["wrong"] == record["wrong"] != []
     assert same.draws["where"] is sick.draws["where"]
     assert same.meta["findings"][-1]["code"] == "not_repaired"
