@@ -139,6 +139,9 @@ class BNNRegressor(RegressorMixin, Estimator):
             return y
         return self.likelihood.targets.values(torch.tensor(y)).numpy()
 
+    def _effects_on(self, y: np.ndarray) -> dict[str, np.ndarray]:
+        return {f"{output}": column for output, column in enumerate(self._values(y).T)}
+
     def predict(
         self, X: Table, return_std: bool = False
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
