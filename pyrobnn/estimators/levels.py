@@ -79,7 +79,7 @@ class Levels:
             scale = float(target.std()) or 1.0
             standard = (target - target.mean()) / scale
             laws += _effects(features, codes, standard, list(sizes.values()))
-        names = [name if len(targets) > 1 else "" for name in targets]
+        names = list(targets) if len(targets) > 1 else [""]
         return cls(
             tuple(laws),
             tuple(sizes) * len(targets),
