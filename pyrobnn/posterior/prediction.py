@@ -369,10 +369,9 @@ def mixed(predictions: Sequence[Prediction]) -> Prediction:
     Each draw of each chain is one of the mixture's; exact moments are those of the mixture.
     """
     one = predictions[0]
-    params = {
-        name: torch.cat([prediction.params[name] for prediction in predictions], dim=1)
-        for name in one.params
-    }
+    params = {}
+    for name in one.params:
+        params[name] = torch.cat([prediction.params[name] for prediction in predictions], dim=1)
     moments = None
     if one._moments is not None:
         means = torch.stack([cast(Moments, prediction._moments)[0] for prediction in predictions])
