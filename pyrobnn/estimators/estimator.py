@@ -50,6 +50,7 @@ from pyrobnn.estimators.empirical_bayes import empirical_bayes, subset
 from pyrobnn.estimators.features import Offset
 from pyrobnn.estimators.fits import Fit, RunOptions
 from pyrobnn.estimators.left_out import left_out, left_out_labels
+from pyrobnn.estimators.levels import Levels
 from pyrobnn.estimators.selection import count_likelihood, search_rule
 from pyrobnn.estimators.wide import lifted
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
@@ -115,6 +116,8 @@ class Estimator(BaseEstimator):
     method_reason_: str
     #: whether one number is predicted, and y was (n,)
     _flat = False
+    #: effects of the columns of many categories
+    _levels: Levels | None = None
 
     @options_explained
     def __init__(
@@ -164,9 +167,11 @@ class Estimator(BaseEstimator):
     ) -> None:
         """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
         self.__dict__.pop("verdict_", None)
+        self._levels = None
         warn(constant_features(x, self._names(x)))
         rows = _in_order(x, y, copies)
         seed = self._seed()
+        rows = self._with_effects(rows, seed)
         model = self._model(rows, width, seed)
         rows = replace(rows, width=model.likelihood.width(width))
         fit = self._chosen_fit(model, rows, seed)
@@ -176,6 +181,19 @@ class Estimator(BaseEstimator):
         self.method_reason_ = fit.reason
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
+
+    def _effects_on(self, y: np.ndarray) -> dict[str, np.ndarray]:
+        """What the levels of a column have an effect on, name → numbers (N,), of targets as they are fitted."""
+        raise NotImplementedError
+
+    def _with_effects(self, rows: TrainingRows, seed: int) -> TrainingRows:
+        """The rows with an effect in place of each category of the columns that are pooled."""
+        if self.columns_ is None or not self.columns_.pooled:
+            return rows
+        x = rows.x.numpy()
+        targets = self._effects_on(rows.y.numpy())
+        self._levels = Levels.fit(self.columns_.pooled, x, targets, seed)
+        return replace(rows, x=torch.from_numpy(self._levels.drawn(x)))
 
     def _chosen_fit(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The fit of a model, or of what is found in its place where all is left open."""
@@ -405,7 +423,12 @@ class Estimator(BaseEstimator):
         if table is None:
             return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **checks))
         check_names("X", list(table.columns.map(str)))
-        columns = Columns.fit(table, cast(Missing, self.missing), "X")
+        columns = Columns.fit(
+            table,
+            cast(Missing, self.missing),
+            "X",
+            pool=True,
+        )
         encoded = columns.transform(table, "X")[0]
         x, targets = validate_data(self, encoded, y, **checks)
         _check_feature_names(self, table, reset=True)
@@ -416,7 +439,8 @@ class Estimator(BaseEstimator):
     def _names(self, x: np.ndarray | Tensor) -> Sequence[str]:
         """Of the inputs x (n, input)."""
         if self.columns_ is not None:
-            return self.columns_.inputs
+            inputs = self.columns_.inputs
+            return inputs if self._levels is None else self._levels.names(inputs)
         names = getattr(self, "feature_names_in_", None)
         return [f"x{index}" for index in range(x.shape[1])] if names is None else names
 
@@ -537,12 +561,17 @@ class Estimator(BaseEstimator):
         x = self._inputs(X)
         posterior = self.posterior_
         facts = self._row_facts
-        warn(far_rows(facts, x.numpy(), self._names(x)))
+        levels = self._levels
+        likely = x.numpy() if levels is None else levels.likely(x.numpy())
+        warn(far_rows(facts, likely, self._names(x)))
         # scalars that a prediction holds at once: 128 MiB of float64
         size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * facts.width))
         blocks: list[list[Tensor]] = [[] for _ in parts]
         for rows in x.split(size):
-            prediction = posterior.predict(rows)
+            if levels is None:
+                prediction = posterior.predict(rows)
+            else:
+                prediction = levels.predict(posterior, rows.numpy())
             for values, read in zip(blocks, parts):
                 values.append(read(prediction).detach().cpu())
         return [torch.cat(values).numpy() for values in blocks]
@@ -558,13 +587,15 @@ class Estimator(BaseEstimator):
             (draw, n) or (draw, n, output); of classes their probabilities (draw, n, class).
         """
         check_is_fitted(self)
-        total = self.posterior_.num_chains * self.posterior_.num_draws
-        count = total if num_draws is None else min(check_count("num_draws", num_draws), total)
-        keep = evenly_spaced(total, count, torch.float64)
+        if num_draws is not None:
+            check_count("num_draws", num_draws)
 
         def functions(p: Prediction) -> Tensor:
             f = p.likelihood.probs(p.f, p.params) if self.task == "classification" else p.f
-            return f.flatten(0, 1)[keep.to(f.device)].movedim(0, 1)
+            f = f.flatten(0, 1)
+            count = len(f) if num_draws is None else min(num_draws, len(f))
+            keep = evenly_spaced(len(f), count, torch.float64)
+            return f[keep.to(f.device)].movedim(0, 1)
 
         draws = np.moveaxis(self._predict(X, functions)[0], 0, 1)
         return draws[..., 0] if self._flat else draws
