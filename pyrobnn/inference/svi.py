@@ -163,6 +163,7 @@ class SVI(Method):
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
     trains: ClassVar[bool] = True
+    local_rows: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
     remedy: ClassVar[str] = (
         "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
@@ -230,7 +231,10 @@ class SVI(Method):
             return fit_guides(self, problem, ys, run)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        check_batch_size(problem, self.batch_size)
+        if problem.is_bnn:
+            check_batch_size(problem, self.batch_size)
+        elif self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
         check_proper(problem.density)
         check_batched(problem.density, "SVI")
         if not problem.is_bnn:

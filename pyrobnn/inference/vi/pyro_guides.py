@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -26,17 +27,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import Refused, check_type
-from pyrobnn.core.private_pyro import copy_of_guide, draws_rows, flat_site
+from pyrobnn.core.private_pyro import copy_of_guide, draws_rows, flat_site, subsample_as
 from pyrobnn.core.private_torch import without_fallback_warnings
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments
+from pyrobnn.inference.vi.row_batches import not_at_rows
 from pyrobnn.inference.vi.written_guides import (
     WrittenGuide,
     check_sites,
     check_written,
     has_sites,
+    rows_of,
     takes_data,
 )
 from pyrobnn.model import Density
@@ -86,7 +89,7 @@ class GuideFamily:
         self.latent = [site for site in density.sites if site.kind == "latent"]
         with seeded(seed, density.device):
             self.guide = _guide_of(given, density, loc, init_scale)
-            with _own_params(), pyro.poutine.block():
+            with _own_params(), pyro.poutine.block(), rows_of(density):
                 # the first call builds the parameters
                 nodes = pyro.poutine.trace(self.guide).get_trace(*density.args).nodes
         check_sites(nodes, self.latent)
@@ -96,6 +99,8 @@ class GuideFamily:
             _check_determined(nodes, self.latent, self.guide)
         # only AutoNormal declares its normals site by site
         self.factorized = type(self.guide) is AutoNormal
+        if isinstance(self.guide, AutoGuide):
+            subsample_as(self.guide, density.plate_counts)
         self.guide.requires_grad_(False)
         self.guide.to(density.device)
         self.params = {name: value.detach() for name, value in self.guide.named_parameters()}
@@ -120,15 +125,78 @@ class GuideFamily:
         z = torch.cat([value.reshape(-1) for value in u.values()])
         for site in self.latent:
             jacobian = site.transform.log_abs_det_jacobian(u[site.name], values[site.name])
-            log_q = log_q + jacobian.sum(dtype=torch.float64)
+            log_q = log_q + self._factor(site) * jacobian.sum(dtype=torch.float64)
         if not self.factorized:
             return Draw(z, log_q, None, None)
         # AutoNormal: one normal per site in unconstrained space
         normals = [elementwise(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
         mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
         var = torch.cat([normal.variance.reshape(-1) for normal in normals])
-        entropies = [normal.entropy().sum(dtype=torch.float64) for normal in normals]
+        entropies = [
+            self._factor(site) * normal.entropy().sum(dtype=torch.float64)
+            for site, normal in zip(self.latent, normals, strict=True)
+        ]
         return Draw(z, log_q, Moments(mean, var, torch.stack(entropies).sum()), None)
+
+    def _factor(self, site: Site) -> float:
+        """How many rows a row of the site stands for."""
+        rows = self.density.rows
+        return 1.0 if rows is None else rows.factor(site.name)
+
+    def at_rows(self, whole: Density, some: Density) -> GuideFamily:
+        family = copy.copy(self)
+        family.density = some
+        family.latent = [site for site in some.sites if site.kind == "latent"]
+        return family
+
+    def check_at_rows(self, some: Density) -> None:
+        """Refuse a guide that cannot be run at some rows, or has its parameters of others there.
+
+        Args:
+            some: the model at the last rows of each plate.
+        """
+        family = self.at_rows(self.density, some)
+
+        def total(phi: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            nodes, log_q = _run_guide(
+                self.guide, self.unflatten(phi), some, {}, torch.randn_like
+            )
+            values = {site.name: nodes[site.name]["value"] for site in family.latent}
+            return log_q + sum(value.sum() for value in values.values()), values
+
+        rows = some.rows
+        assert rows is not None
+        try:
+            with seeded(0, some.device):
+                gradient, values = torch.func.grad(total, has_aux=True)(self.initial())
+        except Refused:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise not_at_rows("guide", rows.numbers, rows.sizes, error) from error
+        for site in family.latent:
+            shape = tuple(values[site.name].shape)
+            if shape != tuple(site.shape):
+                raise Refused(
+                    f"the guide samples {site.name!r} of shape {shape} where the model takes some rows, and has it of "
+                    f"shape {tuple(site.shape)}: sample it in the same plate, and take its parameters by the plate's "
+                    "rows, loc[rows]; a guide that draws all rows together cannot be fitted by mini-batches"
+                )
+        for plate, numbers in rows.numbers.items():
+            others = int(numbers.min())
+            for name, slope in self.unflatten(gradient).items():
+                axes = [axis for axis, size in enumerate(slope.shape) if size == rows.sizes[plate]]
+                if any(bool(slope.narrow(axis, 0, others).any()) for axis in axes):
+                    raise Refused(
+                        f"the guide's parameter {self._name_of(name)!r} has a value for each of {rows.sizes[plate]:,} "
+                        f"rows, and the guide reads those of other rows than the {len(numbers):,} of a batch: in the "
+                        f"plate {plate!r} state it with event_dim=, which takes the rows of the batch, or let the "
+                        "program draw its batches itself (subsample_size=) and take them by the plate's rows"
+                    )
+
+    def _name_of(self, parameter: str) -> str:
+        """A parameter as the guide's own statement names it."""
+        named = self.guide.names if isinstance(self.guide, WrittenGuide) else {}
+        return named.get(parameter, parameter)
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
         return GuideApproximation(layout, self.guide, self.unflatten(phi))
@@ -290,7 +358,8 @@ class _Traced(torch.nn.Module):
     def forward(self, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Node], Tensor]:
         supplied = _Given(values, self.density, self.guide)
         normal = _FunctionalNoise(self.normal)
-        with _own_params(), without_validation(), pyro.poutine.block(), supplied, normal:
+        rows = rows_of(self.density)
+        with _own_params(), without_validation(), pyro.poutine.block(), supplied, rows, normal:
             nodes = pyro.poutine.trace(self.guide).get_trace(*self.density.args).nodes
             log_q = torch.zeros((), dtype=torch.float64)
             for node in nodes.values():
