@@ -24,6 +24,7 @@ from torch.distributions import Distribution, biject_to, constraints
 from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.core.checks import Refused, check_type
+from pyrobnn.core.private_pyro import is_param_statement
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model import enumeration, guards
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
@@ -445,7 +446,7 @@ class Density:
         with seeded(0, *used_devices()), torch.no_grad():
             nodes = some._drawn()
         with some.floats():
-            some.sites = some._layout(nodes)
+            some.sites = _with_whole_points(some._layout(nodes), self._by_name)
         some.initial_points = self.initial_points
         some.dim = sum(site.size for site in some.sites)
         some._by_name = {site.name: site for site in some.sites}
@@ -785,7 +786,8 @@ class Density:
             ):
                 trace = pyro.poutine.trace(program).get_trace(*(args or self.args))
             if followed is not None:
-                refuse_unfollowed(trace.param_nodes, followed, "model")
+                statements = [n for n in trace.param_nodes if is_param_statement(trace.nodes[n])]
+                refuse_unfollowed(statements, followed, "model")
             return trace
 
     def plates(self) -> contextlib.AbstractContextManager[None]:
@@ -951,6 +953,17 @@ def _local_sites(nodes: Mapping[str, Node], subsampled: Mapping[str, int]) -> di
         if names:
             plates[name] = names[0]
     return plates
+
+
+def _with_whole_points(sites: Iterable[Site], whole: Mapping[str, Site]) -> tuple[Site, ...]:
+    """The sites of some rows, the point parameters among them those of all: a plate takes of them what it needs."""
+    placed: list[Site] = []
+    start = 0
+    for site in sites:
+        layout = whole[site.name] if site.kind == "point" else site
+        placed.append(dataclasses.replace(layout, start=start))
+        start = placed[-1].stop
+    return tuple(placed)
 
 
 def _row_axes(site: Site, node: Node, plates: Collection[str]) -> dict[str, int]:

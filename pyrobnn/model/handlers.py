@@ -190,6 +190,8 @@ def some_rows(rows: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Iterator[
         Refused: a plate that draws another number of rows.
     """
 
+    of_batch = _ParamsOfRows(rows, sizes)
+
     def with_these_rows(plate: Plate) -> Plate:
         if plate.name not in rows or plate.subsample is not None:
             return plate
@@ -203,6 +205,7 @@ def some_rows(rows: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Iterator[
                 )
             return plate._replace(subsample_size=None, subsample=numbers)
         if plate.size == len(numbers):
+            of_batch.plates.add(plate.name)
             batch = torch.arange(len(numbers), device=numbers.device)
             return plate._replace(
                 size=size,
@@ -211,8 +214,32 @@ def some_rows(rows: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Iterator[
             )
         return plate
 
-    with _changed_plates(with_these_rows):
+    with _changed_plates(with_these_rows), of_batch:
         yield
+
+
+class _ParamsOfRows(Messenger):
+    """Takes the values of the rows of a batch of a ``pyro.param(…, event_dim=)`` in a plate of their number.
+
+    Such a plate, of ``plates``, does not know which rows they are: its own numbers are those of the data in the batch.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor], sizes: Mapping[str, int]):
+        super().__init__()
+        self.rows = rows
+        self.sizes = sizes
+        self.plates: set[str] = set()
+
+    def _pyro_post_param(self, msg: Message) -> None:
+        events = msg["kwargs"].get("event_dim")
+        for frame in msg["cond_indep_stack"]:
+            if events is None or frame.dim is None or frame.name not in self.plates:
+                continue
+            axis = frame.dim - events
+            value = msg["value"]
+            if value.dim() >= -axis and value.shape[axis] == self.sizes[frame.name]:
+                rows_of_it = value.index_select(axis, self.rows[frame.name])
+                msg["value"] = readable_by_plates(rows_of_it, msg)
 
 
 def refuse_unfollowed(params: Iterable[str], followed: Collection[str], whose: str) -> None:

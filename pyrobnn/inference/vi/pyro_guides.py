@@ -32,7 +32,7 @@ from pyrobnn.core.private_torch import without_fallback_warnings
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.vi.families import Draw, Moments
+from pyrobnn.inference.vi.families import Draw, Moments, without_rows
 from pyrobnn.inference.vi.row_batches import not_at_rows
 from pyrobnn.inference.vi.written_guides import (
     WrittenGuide,
@@ -172,6 +172,8 @@ class GuideFamily:
         except Refused:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if any(isinstance(module, AutoContinuous) for module in self.guide.modules()):
+                without_rows(self, some)
             raise not_at_rows("guide", rows.numbers, rows.sizes, error) from error
         for site in family.latent:
             shape = tuple(values[site.name].shape)

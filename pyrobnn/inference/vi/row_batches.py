@@ -197,6 +197,12 @@ def _plates_of_rows(
         of_rows = [plate for plate in _plates(node) if _sizes(nodes[name]).get(plate) == num_rows]
         of_rows = [plate for plate in of_rows if _sizes(node)[plate] == batch_size]
         if not of_rows and node["value"].shape != nodes[name]["value"].shape:
+            for plate, size in _sizes(node).items():
+                if size == num_rows:
+                    raise Refused(
+                        f"the plate {plate!r} has {num_rows:,} rows however many the program is given, {batch_size:,} "
+                        "of a batch: take its size from the data, len(x)"
+                    )
             raise Refused(
                 f"with 'batch_size' the site {name!r} has a value for each row of the batch and lies in no plate of "
                 "rows, so that nothing says by how much it counts: sample it in 'with pyro.plate('rows', len(x))'"

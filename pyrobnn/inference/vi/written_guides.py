@@ -74,8 +74,9 @@ class WrittenGuide(nn.Module):
             values = _InitialValues({}, {}, stored=stored)
             with rows_of(density), followed_modules(()) as followed, values:
                 trace = pyro.poutine.trace(self.run).get_trace(*density.args)
-        refuse_unfollowed(trace.param_nodes, followed, "guide")
         nodes: Mapping[str, Node] = trace.nodes
+        statements = [name for name in trace.param_nodes if is_param_statement(nodes[name])]
+        refuse_unfollowed(statements, followed, "guide")
         return nodes
 
     def _declare(
