@@ -1,4 +1,4 @@
-"""Names of torch's ``vmap``, modules, random numbers and distributions that it does not promise to keep, looked up when used.
+"""Names of torch's ``vmap``, modules, random numbers and distributions that it does not promise, looked up when used.
 
 The compiler's are in :mod:`pyrobnn.core.private`, Pyro's in :mod:`pyrobnn.core.private_pyro`.
 """

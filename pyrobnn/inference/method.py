@@ -235,7 +235,11 @@ class Method(abc.ABC):
                 posterior = self._fit_head(problem, run)
             posterior = posterior_with_notes(posterior, collapsed(posterior, x, y))
         meta = posterior.meta | _tier(functions) | _input_range(model, x)
-        return replace(posterior, rows=Rows.of(model, x, y), meta=meta)
+        return replace(
+            posterior,
+            rows=Rows.of(model, x, y),
+            meta=meta,
+        )
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
         """By the net's head where what comes before its first parameter with a prior stays: that is computed once."""

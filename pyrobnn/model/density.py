@@ -115,7 +115,9 @@ class Rows:
 
     def factor(self, site: str) -> float:
         """What a sum over these rows of a site is multiplied by to stand for all of them."""
-        counts = [(self.sizes[plate], len(self.numbers[plate])) for plate in self.axes.get(site, ())]
+        counts = [
+            (self.sizes[plate], len(self.numbers[plate])) for plate in self.axes.get(site, ())
+        ]
         return math.prod(size / count for size, count in counts)
 
 
@@ -140,9 +142,9 @@ class Density:
     whether there is one, or a factor), ``states`` (the discrete latent sites, which are summed out, and
     how many values each has), ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names
     of those whose support depends on other sites, as that of ``Uniform(0, 1 - a)``), ``plate_sizes`` (of the plates
-    that draw a subsample, by name), ``plate_counts`` (how many rows each draws), ``local`` (the latent sites
-    that have a value for every row of such a plate, with its name), ``derived`` (what it says beside its density), ``initial_points`` and
-    ``constraints`` (of the point parameters, by name).
+    that draw a subsample, by name), ``plate_counts`` (how many rows each draws), ``local`` (the latent sites that have
+    a value for every row of such a plate, with its name), ``derived`` (what it says beside its density),
+    ``initial_points`` and ``constraints`` (of the point parameters, by name).
 
     A program whose plate draws a subsample (``pyro.plate("rows", N, subsample_size=B)``) is evaluated with all rows of
     that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes, and
@@ -932,14 +934,14 @@ def _check_latent(node: Node, subsampled: Mapping[str, int]) -> None:
     for plate in node.get("cond_indep_stack", ()):
         if plate.size != plate.full_size:
             raise Refused(
-                f"the latent site {node['name']!r} has values for {plate.size:,} of the {plate.full_size:,} rows of the "
-                f"plate {plate.name!r}, the same in every run, so that a posterior of these rows would stand for all: "
-                "pass the data of all rows, and batch_size=… to SVI"
+                f"the latent site {node['name']!r} has values for {plate.size:,} of the {plate.full_size:,} rows of "
+                f"the plate {plate.name!r}, the same in every run, and a posterior of these rows would stand for "
+                "all: pass the data of all rows, and batch_size=… to SVI"
             )
         if plate.name in subsampled and not plate.vectorized:
             raise Refused(
-                f"the latent site {node['name']!r} is of one row of a loop over the plate {plate.name!r}, which draws a "
-                f"subsample: write 'with pyro.plate({plate.name!r}, …) as rows', one site for all rows"
+                f"the latent site {node['name']!r} is of one row of a loop over the plate {plate.name!r}, which draws "
+                f"a subsample: write 'with pyro.plate({plate.name!r}, …) as rows', one site for all rows"
             )
 
 

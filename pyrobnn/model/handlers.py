@@ -125,7 +125,7 @@ class Supply(Messenger):
 
 
 def readable_by_plates(value: Value, message: Message) -> Value:
-    """The value of a ``pyro.param`` so that a plate which takes some rows may take those of it, as by ``event_dim=``."""
+    """The value of a ``pyro.param`` so that a plate which takes some rows may take its, as by ``event_dim=``."""
     if not isinstance(value, Tensor) or message["kwargs"].get("event_dim") is None:
         return value
     # WORKAROUND(pyro-ppl<=1.9.2): the plate notes on the parameter behind a value which rows it took
@@ -200,8 +200,8 @@ def some_rows(rows: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Iterator[
         if plate.size == size:
             if plate.is_subsampled and plate.subsample_size != len(numbers):
                 raise Refused(
-                    f"the plate {plate.name!r} draws {plate.subsample_size:,} of {size:,} rows where the program of the "
-                    f"model draws {len(numbers):,}: give both the same subsample_size"
+                    f"the plate {plate.name!r} draws {plate.subsample_size:,} of {size:,} rows where the program of "
+                    f"the model draws {len(numbers):,}: give both the same subsample_size"
                 )
             return plate._replace(subsample_size=None, subsample=numbers)
         if plate.size == len(numbers):

@@ -237,7 +237,11 @@ class MeanFieldAtRows:
 def _places(whole: Site, some: Site, rows: Rows) -> Tensor:
     """Where the coordinates (size,) of some rows of a site are in the vector of all."""
     device = next(iter(rows.numbers.values())).device
-    places = torch.arange(whole.start, whole.stop, device=device)
+    places = torch.arange(
+        whole.start,
+        whole.stop,
+        device=device,
+    )
     places = places.reshape(whole.unconstrained_shape)
     for plate, axis in rows.axes[some.name].items():
         # an axis that the plate leaves at one value is none of rows

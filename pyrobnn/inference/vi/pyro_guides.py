@@ -43,6 +43,7 @@ from pyrobnn.inference.vi.written_guides import (
     takes_data,
 )
 from pyrobnn.model import Density
+from pyrobnn.model.compile.trees import leaves_of
 from pyrobnn.model.density import Site
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
@@ -158,14 +159,13 @@ class GuideFamily:
         family = self.at_rows(self.density, some)
 
         def total(phi: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            nodes, log_q = _run_guide(
-                self.guide, self.unflatten(phi), some, {}, torch.randn_like
-            )
+            nodes, log_q = _run_guide(self.guide, self.unflatten(phi), some, {}, torch.randn_like)
             values = {site.name: nodes[site.name]["value"] for site in family.latent}
             return log_q + sum(value.sum() for value in values.values()), values
 
         rows = some.rows
-        assert rows is not None
+        if rows is None:
+            return
         try:
             with seeded(0, some.device):
                 gradient, values = torch.func.grad(total, has_aux=True)(self.initial())
@@ -248,6 +248,25 @@ class GuideApproximation:
             batch=batch,
         )
 
+    @torch.no_grad()
+    def draw_rows(self, density: Density, shared: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The sites of other rows beside one draw of what they ``share``, by a guide program that computes them.
+
+        None where the guide cannot: one of parameters for each row of its fit, or that is not given what it needs.
+        """
+        if not isinstance(self._guide, WrittenGuide):
+            return None
+        sizes = _sizes_of_rows(self.layout)
+        if any(sizes & set(value.shape) for value in self._params.values()):
+            return None
+        try:
+            nodes, _ = _run_guide(self._guide, self._params, density, shared)
+        except Exception:  # noqa: BLE001  # whatever a guide does that is not given the outcomes
+            return None
+        local = [site for site in density.sites if site.name not in shared]
+        drawn = {site.name: nodes[site.name]["value"] for site in local if site.name in nodes}
+        return drawn if all(drawn[site.name].shape == site.shape for site in local) else None
+
     def guide(self, *args: Data, **kwargs: Data) -> Any:
         """The Pyro guide with its fitted parameters, and the point parameters; takes the model's arguments."""
         state_points(self.layout)
@@ -261,6 +280,12 @@ class GuideApproximation:
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Name of the guide and its parameters."""
         return _title(self._guide), self._params
+
+
+def _sizes_of_rows(density: Density) -> set[int]:
+    """How many rows the data of a density have, and the plates that draw a subsample."""
+    tensors = [leaf for leaf in leaves_of(density.args) if isinstance(leaf, Tensor) and leaf.dim()]
+    return {*density.plate_sizes.values(), *map(len, tensors[-1:])}
 
 
 def _check_determined(nodes: Mapping[str, Node], sites: Iterable[Site], guide: AutoGuide) -> None:
@@ -297,6 +322,8 @@ class _Given(Messenger):
         sites = [site for site in density.sites if site.name in values]
         self.values = values
         self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
+        # whose sites are the model's, of which some may be drawn beside those that are given
+        self.is_written = isinstance(guide, WrittenGuide)
         # a guide of several parts has a flat vector for each
         parts = [module for module in guide.modules() if isinstance(module, AutoContinuous)]
         self.flat = dict(map(flat_site, parts))
@@ -316,6 +343,8 @@ class _Given(Messenger):
             value = self.unconstrained[owner]
         elif name in self.flat:
             value = torch.cat([self.unconstrained[site].reshape(-1) for site in self.flat[name]])
+        elif self.is_written:
+            return
         else:
             raise ValueError(
                 f"the guide's auxiliary site {name!r} is not determined by the draws, so log_q is unknown"

@@ -61,7 +61,13 @@ class RowBatches:
         sizes = density.plate_sizes
         counts = density.plate_counts
         rows = {name: _last(sizes[name], count, density) for name, count in counts.items()}
-        return cls(density, _at_rows(density, rows, sizes, ()), sizes, counts, given=False)
+        return cls(
+            density,
+            _at_rows(density, rows, sizes, ()),
+            sizes,
+            counts,
+            given=False,
+        )
 
     @classmethod
     def _given(
@@ -85,7 +91,13 @@ class RowBatches:
         sizes = dict.fromkeys(names, num_rows)
         numbers = dict.fromkeys(names, rows)
         some = _at_rows(density, numbers, sizes, args)
-        return cls(density, some, sizes, dict.fromkeys(names, batch_size), given=True)
+        return cls(
+            density,
+            some,
+            sizes,
+            dict.fromkeys(names, batch_size),
+            given=True,
+        )
 
     @property
     def num_batches(self) -> int:
@@ -94,7 +106,9 @@ class RowBatches:
 
     def batches(self, device: torch.device) -> Batches[tuple[Tensor, ...]]:
         """Endless row numbers, one tensor (B,) of each plate; one for all where the program is given the data."""
-        orders = [PermutedRows(size, self.counts[name], device) for name, size in self.sizes.items()]
+        orders = [
+            PermutedRows(size, self.counts[name], device) for name, size in self.sizes.items()
+        ]
         return _Together(orders[:1] if self.given else orders)
 
     def at(self, rows: Sequence[Tensor]) -> Density:
@@ -125,7 +139,11 @@ class _Together(Batches[tuple[Tensor, ...]]):
 
 def _last(size: int, count: int, density: Density) -> Tensor:
     """The numbers (count,) of the last rows: what takes the first ones whatever it is asked for shows."""
-    return torch.arange(size - count, size, device=density.device)
+    return torch.arange(
+        size - count,
+        size,
+        device=density.device,
+    )
 
 
 def _data_at(args: tuple[Tree, ...], rows: Tensor, num_rows: int) -> tuple[Tree, ...]:
@@ -211,7 +229,7 @@ def _plates_of_rows(
     if not names:
         raise Refused(
             "'batch_size' needs a plate of the rows of x and y, 'with pyro.plate('rows', len(x))', and the program has "
-            "none whose size is that of its data: pass the data as x and y, or let the program draw its batches itself, "
+            "none whose size is that of its data: pass the data as x and y, or let the program draw batches itself, "
             "with pyro.plate('rows', len(x), subsample_size=100) as rows, and y[rows] as obs"
         )
     return names

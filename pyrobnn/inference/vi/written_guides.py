@@ -40,8 +40,8 @@ _Guide: TypeAlias = Callable[..., Any]
 class WrittenGuide(nn.Module):
     """A guide ``guide(x, y)`` of ``pyro.sample`` statements, as a module that holds all of its parameters.
 
-    They are those of its ``pyro.param`` and ``pyro.module`` statements, unconstrained, and of the module itself where it
-    is one. They begin at the values that the guide states; Pyro's parameter store and the nets stay as they are.
+    They are those of its ``pyro.param`` and ``pyro.module`` statements, unconstrained, and of the module itself where
+    it is one. They begin at the values that the guide states; Pyro's parameter store and the nets stay as they are.
 
     Args:
         program: a function, or a module such as a ``PyroModule``, which is copied.
