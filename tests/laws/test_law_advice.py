@@ -58,11 +58,7 @@ def test_words_decide_nothing(monkeypatch):
     sick = exact_tree(draws=40)
     sick["function"]["f"][2:] += 1.0
     runs = [
-        {
-            "nuts": exact_tree(),
-            "svi": healthy_svi(),
-            "sick": sick,
-        },
+        {"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick},
         {"it": classes_tree(sharpness=4.0)},
     ]
     before = [decisions(trees) for trees in runs]
@@ -109,20 +105,8 @@ def test_exact_draws_of_a_rare_class_are_right_though_the_prior_matters():
     with seeded(0):
         model = pb.BNN(torch.nn.Linear(2, 1), normal_prior(3.0), lk.Bernoulli())
     y = y[:, None]
-    nuts = pb.NUTS(num_warmup=300).fit(
-        model,
-        x,
-        y,
-        num_draws=300,
-        seed=0,
-    )
-    laplace = pb.Laplace(num_steps=200, compile=False).fit(
-        model,
-        x,
-        y,
-        num_draws=1000,
-        seed=0,
-    )
+    nuts = pb.NUTS(num_warmup=300).fit(model, x, y, num_draws=300, seed=0)
+    laplace = pb.Laplace(num_steps=200, compile=False).fit(model, x, y, num_draws=1000, seed=0)
     exact, near = (diagnose(each.to_datatree(x, y)) for each in (nuts, laplace))
     assert exact.draws == "pass", str(exact)
     assert WORSE[near.draws] >= WORSE[exact.draws]
@@ -132,9 +116,7 @@ def test_exact_draws_of_a_rare_class_are_right_though_the_prior_matters():
 def test_no_guide_is_advised_itself_or_a_poorer_one(guide):
     order = ["mean_field", "low_rank", "full_rank", "flow"]
     method = pb.SVI(
-        guide=AutoNormal if guide == "AutoNormal" else guide,
-        num_steps=5,
-        compile=False,
+        guide=AutoNormal if guide == "AutoNormal" else guide, num_steps=5, compile=False
     )
     model = pb.BNN(pb.networks.mlp(1, (2,), seed=0), normal_prior(), lk.HomoskedasticGaussian(0.5))
     x = torch.linspace(-1, 1, 8)[:, None]
@@ -149,11 +131,7 @@ def test_linearised_predictions_are_advised_only_where_there_are_none():
     model = pb.BNN(pb.networks.mlp(1, (2,), seed=0), normal_prior(), lk.HomoskedasticGaussian(0.5))
     x = torch.linspace(-1, 1, 8)[:, None]
     for predictive, said in (("linearized", False), ("draws", True)):
-        laplace = pb.Laplace(
-            predictive=predictive,
-            num_steps=20,
-            compile=False,
-        )
+        laplace = pb.Laplace(predictive=predictive, num_steps=20, compile=False)
         assert ("linearised" in laplace.fit(model, x, x, num_draws=4).meta["remedy"]) == said
 
 
@@ -272,11 +250,7 @@ def test_labels_of_every_position_are_a_program_as_the_error_says():
     def program(x, y=None):
         weight = pyro.sample("weight", dist.Normal(torch.zeros(3), 1.0).to_event(1))
         with pyro.plate("rows", len(x)):
-            pyro.sample(
-                "y",
-                dist.Categorical(logits=x[..., None] * weight).to_event(1),
-                obs=y,
-            )
+            pyro.sample("y", dist.Categorical(logits=x[..., None] * weight).to_event(1), obs=y)
 
     found = pb.SVI(**STEPS).fit(program, x, (x > 0).long())
     assert found.draws["weight"].shape[-1] == 3
@@ -295,11 +269,7 @@ def test_a_discrete_site_is_summed_out_as_the_page_says():
         at = pyro.sample("at", dist.Normal(0.0, 2.0))
         parts = dist.Normal(torch.stack([-at, at]), 0.3)
         with pyro.plate("rows", len(x)):
-            pyro.sample(
-                "x",
-                dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), parts),
-                obs=x,
-            )
+            pyro.sample("x", dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), parts), obs=x)
 
     for program in (summed, mixture):
         pb.SVI(**STEPS).fit(program, x)

@@ -33,11 +33,7 @@ def program(x, y):
     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
     scale = pyro.sample("scale", dist.HalfNormal(1.0))
     with pyro.plate("rows", len(x)):
-        pyro.sample(
-            "y",
-            dist.Normal(slope * x, scale),
-            obs=y,
-        )
+        pyro.sample("y", dist.Normal(slope * x, scale), obs=y)
 
 
 def data(num=40):
@@ -48,29 +44,17 @@ def data(num=40):
 
 def written(x, y):
     loc = pyro.param("guide.loc", torch.tensor(0.0))
-    width = pyro.param(
-        "guide.width",
-        lambda: torch.tensor(0.1),
-        constraint=POSITIVE,
-    )
+    width = pyro.param("guide.width", lambda: torch.tensor(0.1), constraint=POSITIVE)
     pyro.sample("slope", dist.Normal(loc, width))
     log_loc = pyro.param("log_loc", torch.tensor(-1.0))
-    log_width = pyro.param(
-        "log_width",
-        torch.tensor(0.1),
-        constraint=POSITIVE,
-    )
+    log_width = pyro.param("log_width", torch.tensor(0.1), constraint=POSITIVE)
     pyro.sample("scale", dist.LogNormal(log_loc, log_width))
 
 
 def gamma(x, y):
     loc = pyro.param("loc", torch.tensor(0.0))
     pyro.sample("slope", dist.Normal(loc, 0.1))
-    rate = pyro.param(
-        "rate",
-        torch.tensor(4.0),
-        constraint=POSITIVE,
-    )
+    rate = pyro.param("rate", torch.tensor(4.0), constraint=POSITIVE)
     pyro.sample("scale", dist.Gamma(2.0, rate))
 
 
@@ -91,20 +75,9 @@ class Written(PyroModule):
         pyro.sample("scale", dist.LogNormal(self.log_loc, self.log_width))
 
 
-def fitted(
-    guide,
-    model=program,
-    compile=False,
-    num_steps=10,
-    **options,
-):
+def fitted(guide, model=program, compile=False, num_steps=10, **options):
     x, y = data()
-    method = pb.SVI(
-        guide=guide,
-        num_steps=num_steps,
-        lr=0.05,
-        compile=compile,
-    )
+    method = pb.SVI(guide=guide, num_steps=num_steps, lr=0.05, compile=compile)
     return method.fit(model, x, y, num_draws=200, **options)
 
 
@@ -118,18 +91,8 @@ def exact():
     """Mean and sd of the slope, by quadrature over both sites."""
     x, y = data()
     slope, scale = torch.meshgrid(
-        torch.linspace(
-            1.5,
-            2.5,
-            400,
-            dtype=torch.float64,
-        ),
-        torch.linspace(
-            0.15,
-            0.6,
-            400,
-            dtype=torch.float64,
-        ),
+        torch.linspace(1.5, 2.5, 400, dtype=torch.float64),
+        torch.linspace(0.15, 0.6, 400, dtype=torch.float64),
         indexing="ij",
     )
     log_p = dist.Normal(0.0, 1.0).log_prob(slope) + dist.HalfNormal(1.0).log_prob(scale)
@@ -171,12 +134,7 @@ def test_other_ways_to_hand_it_over(guide):
         with pytest.raises(ValueError, match="has no parameters to fit"):
             fitted(guide)
         return
-    torch.testing.assert_close(
-        fitted(guide).draws,
-        fitted(written).draws,
-        rtol=0,
-        atol=0,
-    )
+    torch.testing.assert_close(fitted(guide).draws, fitted(written).draws, rtol=0, atol=0)
 
 
 def test_draws_that_are_not_normal():
@@ -193,11 +151,7 @@ def test_the_fitted_guide_runs_in_pyro(name):
     posterior = converged(name)
     store = dict(pyro.get_param_store().items())
     with seeded(0):
-        drawn = Predictive(
-            program,
-            guide=posterior.guide,
-            num_samples=300,
-        )(x, None)
+        drawn = Predictive(program, guide=posterior.guide, num_samples=300)(x, None)
         loss = Trace_ELBO(num_particles=200, vectorize_particles=False).loss(
             program, posterior.guide, x, y
         )
@@ -236,21 +190,12 @@ def test_what_the_user_has_stays_as_it_is_and_is_where_the_fit_begins():
 @pytest.mark.slow
 def test_compiled_equals_eager():
     draws = [fitted(written, compile=flag, num_steps=30).draws for flag in (True, False)]
-    torch.testing.assert_close(
-        draws[0],
-        draws[1],
-        rtol=1e-3,
-        atol=1e-4,
-    )
+    torch.testing.assert_close(draws[0], draws[1], rtol=1e-3, atol=1e-4)
 
 
 def normals(x, y):
     loc = pyro.param("loc", torch.zeros(2))
-    width = pyro.param(
-        "width",
-        torch.full((2,), 0.1),
-        constraint=POSITIVE,
-    )
+    width = pyro.param("width", torch.full((2,), 0.1), constraint=POSITIVE)
     slope = pyro.sample("slope", dist.Normal(loc[0], width[0]))
     pyro.sample("scale", dist.LogNormal(loc[1] + 0.1 * slope, width[1]))
 
@@ -268,12 +213,7 @@ def test_an_autoguide_of_a_net_may_be_bound_to_the_model_or_to_its_function(auto
     x, y = toy()
     model = toy_model()
     guide = auto(model if bound == "model" else model.pyro_model)
-    posterior = pb.SVI(guide=guide, num_steps=20, compile=False).fit(
-        model,
-        x,
-        y,
-        num_draws=7,
-    )
+    posterior = pb.SVI(guide=guide, num_steps=20, compile=False).fit(model, x, y, num_draws=7)
     assert posterior.draws["net.0.weight"].shape == (1, 7, 8, 1)
     assert posterior.predict(x).mean.shape == y.shape
     torch.testing.assert_close(posterior.log_q(), posterior.sample_stats["log_q"])
@@ -292,11 +232,7 @@ def test_a_list_of_guides_as_an_instance():
 def of_linear_net(x, y):
     weight = pyro.param("weight", torch.zeros(1, 10, dtype=torch.float64))
     bias = pyro.param("bias", torch.zeros(1, dtype=torch.float64))
-    width = pyro.param(
-        "width",
-        torch.full((11,), 0.1, dtype=torch.float64),
-        constraint=POSITIVE,
-    )
+    width = pyro.param("width", torch.full((11,), 0.1, dtype=torch.float64), constraint=POSITIVE)
     pyro.sample("net.weight", dist.Normal(weight, width[:10]).to_event(2))
     pyro.sample("net.bias", dist.Normal(bias, width[10:]).to_event(1))
 
@@ -304,18 +240,8 @@ def of_linear_net(x, y):
 @pytest.mark.slow
 def test_a_guide_of_a_linear_net_ends_at_the_optimum_of_mean_field():
     truth = diabetes_linear()
-    method = pb.SVI(
-        guide=of_linear_net,
-        num_steps=3000,
-        lr=0.02,
-        compile=False,
-    )
-    posterior = method.fit(
-        diabetes_model(),
-        truth["x"],
-        truth["y"],
-        num_draws=2000,
-    )
+    method = pb.SVI(guide=of_linear_net, num_steps=3000, lr=0.02, compile=False)
+    posterior = method.fit(diabetes_model(), truth["x"], truth["y"], num_draws=2000)
     draws = joined(posterior.draws)[0]
     exact_sd = truth["precision"].diagonal().rsqrt()
     assert bool(((draws.mean(0) - truth["mean"]).abs() < 0.25 * exact_sd).all())
@@ -342,11 +268,7 @@ def misspelt(x, y):
 
 def auxiliary(x, y):
     written(x, y)
-    pyro.sample(
-        "hidden",
-        dist.Normal(0.0, 1.0),
-        infer={"is_auxiliary": True},
-    )
+    pyro.sample("hidden", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
 
 
 def at_a_point(x, y):
@@ -399,9 +321,7 @@ def test_what_is_no_guide_of_the_model_is_refused_by_name_before_any_step(guide,
 
 
 @pytest.mark.parametrize(
-    "guide",
-    [AutoNormalMessenger, AutoNormalMessenger(program)],
-    ids=["class", "instance"],
+    "guide", [AutoNormalMessenger, AutoNormalMessenger(program)], ids=["class", "instance"]
 )
 def test_a_guide_by_messenger_is_the_normals_that_it_says(guide):
     messenger = fitted(guide, num_steps=400)
@@ -419,11 +339,7 @@ def shares(x, y):
     slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
     pyro.sample("scale", dist.HalfNormal(1.0))
     with pyro.plate("rows", len(x)):
-        pyro.sample(
-            "y",
-            dist.Normal(slope * x, scale.exp()),
-            obs=y,
-        )
+        pyro.sample("y", dist.Normal(slope * x, scale.exp()), obs=y)
 
 
 def test_a_parameter_of_guide_and_model_is_refused():
