@@ -45,30 +45,28 @@ def infer_local(
     seed: int,
 ) -> LocalDraws:
     """Arguments and result as of :meth:`pyrobnn.Posterior.infer_local`."""
-    points = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
-    density = None if isinstance(posterior.model, BNN) else _density(posterior, (x, y), points)
-    names = [] if density is None else _of_rows(posterior, density, points)
+    density = None if isinstance(posterior.model, BNN) else _density(posterior, (x, y))
+    names = [] if density is None else _of_rows(posterior, density)
     if density is None or not names:
         raise ValueError(
             "the model has no latent site with a value for each row of x and y: 'infer_local' draws those of a program "
             "with 'with pyro.plate('rows', len(x))' around them"
         )
-    shared_names = [site.name for site in density.sites if site.name not in names]
-    shared = {name: posterior.draws[name].flatten(0, 1) for name in shared_names}
-    # a program may have nothing that rows share
-    count = posterior.num_chains * posterior.num_draws
-    numbers = torch.arange(count, device=density.device)
+    known = [site.name for site in density.sites if site.name in posterior.draws]
+    shared = {name: posterior.draws[name].flatten(0, 1) for name in known if name not in names}
+    # one for each draw, also of a program whose rows share nothing
+    numbers = torch.arange(posterior.num_chains * posterior.num_draws, device=density.device)
     by_guide = isinstance(posterior.approximation, DrawsRows) and _knows_rows(
         posterior.approximation, density, {name: value[0] for name, value in shared.items()}, seed
     )
 
-    def run(number: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run(_: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if by_guide:
-            drawn = posterior.approximation.draw_rows(density, values)
+            drawn: Mapping[str, Tensor] = posterior.approximation.draw_rows(density, values)
         else:
-            nodes = density.run(dict(values))
-            drawn = {name: node["value"] for name, node in nodes.items() if name in names}
-        return {name: drawn[name] + 0 * number for name in names}
+            nodes = density.run(values)
+            drawn = {name: nodes[name]["value"] for name in names}
+        return {name: drawn[name] for name in names}
 
     size = sum(density.site(name).size for name in names)
     with seeded(seed, density.device):
@@ -83,10 +81,22 @@ def infer_local(
     return LocalDraws(values, "guide" if by_guide else "program")
 
 
-def _density(
-    posterior: PosteriorLike, args: tuple[Tree, ...], points: Mapping[str, Tensor]
-) -> Density:
+def sites_of_rows(posterior: PosteriorLike, x: Any, y: Any) -> list[str]:
+    """The latent sites of a program that have a value for each row of its data; none of one with data of its own."""
+    try:
+        return _of_rows(posterior, _density(posterior, (x, y)))
+    except (
+        RuntimeError,
+        ValueError,
+        IndexError,
+        TypeError,
+    ):  # one that takes no other number of rows
+        return []
+
+
+def _density(posterior: PosteriorLike, args: tuple[Tree, ...]) -> Density:
     """The density of the program at other data."""
+    points = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
     density = Density(
         posterior.model,
         args,
@@ -96,7 +106,7 @@ def _density(
     return density.as_fine_as(posterior.draws)
 
 
-def _of_rows(posterior: PosteriorLike, density: Density, points: Mapping[str, Tensor]) -> list[str]:
+def _of_rows(posterior: PosteriorLike, density: Density) -> list[str]:
     """The latent sites whose shape goes with the number of rows."""
     tensors = [leaf for leaf in leaves_of(density.args) if isinstance(leaf, Tensor) and leaf.dim()]
     if not tensors:
@@ -108,8 +118,12 @@ def _of_rows(posterior: PosteriorLike, density: Density, points: Mapping[str, Te
             return torch.cat([value, value[-1:]])
         return value
 
-    longer = _density(posterior, mapped(one_more, density.args), points)
-    return [site.name for site in density.sites if site.shape != longer.site(site.name).shape]
+    longer = _density(posterior, mapped(one_more, density.args))
+    return [
+        site.name
+        for site in density.sites
+        if site.name in posterior.draws and site.shape != longer.site(site.name).shape
+    ]
 
 
 def _knows_rows(
