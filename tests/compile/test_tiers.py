@@ -244,7 +244,7 @@ def test_long_fits_are_compiled_and_what_was_asked_for_is_done(compile, mode, mo
         return fn, "inductor"
 
     monkeypatch.setattr("pyrobnn.model.compile._checked", checked)
-    steps = 10**5 if compile == "auto" else 5
+    steps = 10**5 if compile == "auto" else 50
     stop = [lambda step, metrics: True]
     method = pb.SVI(num_steps=steps, compile=compile, optimizer=pb.Optimizer(average=0.0))
     posterior = method.fit(*_problem(), num_draws=2, callbacks=stop)
