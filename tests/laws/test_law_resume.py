@@ -231,16 +231,21 @@ def run_script(tmp_path: Path, name: str, number: int | None = None) -> int:
     return process.returncode
 
 
+@pytest.fixture(scope="module")
+def draws_of_whole_script(tmp_path_factory) -> dict[str, torch.Tensor]:
+    folder = tmp_path_factory.mktemp("whole")
+    assert run_script(folder, "whole") == 0
+    return torch.load(folder / "whole")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_that_is_ended_goes_on(number, tmp_path):
+def test_a_process_that_is_ended_goes_on(number, tmp_path, draws_of_whole_script):
     assert run_script(tmp_path, "none", number) == -number
     assert (tmp_path / "run").exists() and not (tmp_path / "none").exists()
     assert run_script(tmp_path, "again") == 0
-    (tmp_path / "run").unlink()
-    assert run_script(tmp_path, "whole") == 0
-    again, whole = (torch.load(tmp_path / name) for name in ("again", "whole"))
-    assert again.keys() == whole.keys()
-    assert all(torch.equal(again[site], whole[site]) for site in whole)
+    again = torch.load(tmp_path / "again")
+    assert again.keys() == draws_of_whole_script.keys()
+    assert all(torch.equal(again[site], draws) for site, draws in draws_of_whole_script.items())
 
 
 def test_sigterm_is_handled_by_whom_it_was_handled_before(tmp_path):
