@@ -186,7 +186,7 @@ def two_modes(x, y):
 @pytest.mark.parametrize("moment", [0.5, 0.8, 0.95])
 def test_smc_between_its_ladders(moment, tmp_path, monkeypatch):
     monkeypatch.setattr("pyrobnn.inference.smc.Signs.parted", property(lambda signs: True))
-    method = pb.SMC(num_particles=40, num_islands=2, compile=False)
+    method = pb.SMC(num_particles=24, num_islands=2, compile=False)
 
     def whole(**options):
         with warnings.catch_warnings(action="ignore"):

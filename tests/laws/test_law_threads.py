@@ -150,6 +150,7 @@ def tree(posterior: pb.Posterior, x: torch.Tensor) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.filterwarnings("default")  # xarray swaps the filters of the process
 @pytest.mark.parametrize("name", ["SVI", "NUTS", "Laplace"])
 def test_threads_make_trees_as_each_alone(name):
