@@ -465,12 +465,16 @@ class _Step:
         key = tuple([(value.shape, value.stride()) for value in batch])
         if key not in self._kernels:
             self.announce(TRACING)
+            calls = self.training.num_steps
+            # the forecast of a compile is that of the updates
+            if self.training.compile is False:
+                calls += self.training.num_later
             self._kernels[key] = compiled(
                 fn,
                 *args,
                 *batch,
                 enabled=self.training.compile,
-                calls=self.training.num_steps,
+                calls=calls,
                 name=self.name,
                 say=self.announce,
             )

@@ -354,6 +354,8 @@ class Search:
             objective = shaken_losses
             scales = torch.outer(smoothings.to(starts), self.weight_spreads.to(starts))
             leading = _shaken_first(scales, round(_SMOOTHED_SHARE * training.num_steps), leading)
+        if self.refinement is not None and num_paths > 1:
+            training = replace(training, num_later=self.refinement.num_steps)
         batches = self._batches_of(starts)
         return minimize(
             objective,
