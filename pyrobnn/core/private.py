@@ -92,9 +92,12 @@ def _without_examples() -> _Context:
     if example_of is None:
         return contextlib.nullcontext()
 
-    def example(value: Any, *args: Any, **options: Any) -> Any:
+    def example(value: _Outputs, *args: bool, **options: bool) -> _Outputs:
         # what inductor traces meanwhile are no plain tensors, and keep theirs
-        return None if type(value) in (Tensor, Parameter) else example_of(value, *args, **options)
+        if type(value) in (Tensor, Parameter):
+            return None
+        snapshot: _Outputs = example_of(value, *args, **options)
+        return snapshot
 
     return replaced(tracing, "extract_val", example)
 
