@@ -14,6 +14,7 @@ from pyrobnn.inference.fitting.batches import Batches, PermutedRows, same
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.model import Density
 from pyrobnn.model.compile import Compiled, compiled
+from pyrobnn.model.gradient import at_each
 
 if TYPE_CHECKING:
     from pyrobnn.inference.sgmcmc import _StochasticGradientMCMC
@@ -247,6 +248,5 @@ class ChainStep:
 @torch.no_grad()
 def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
     """Log joint on all data at flat draws (chain, draw, dim), in unconstrained space; (chain, draw)."""
-    log_joint = torch.func.vmap(density.log_joint)
-    values = [log_joint(draws) for draws in z.flatten(0, 1).split(at_once)]
-    return torch.cat(values).reshape(z.shape[:2])
+    values = at_each(density.log_joint, z.flatten(0, 1), at_once=at_once)
+    return values.reshape(z.shape[:2])

@@ -154,6 +154,18 @@ def test_no_program_of_the_law_of_programs_is_warned_of(name):
     assert not names_of(problem(PROGRAMS[name][0], X, Y))
 
 
+@pytest.mark.parametrize("name", ["SGHMC", "SGLD"])
+def test_what_torch_cannot_read_at_many_points_at_once_is_warned_of_too(name):
+    """Outside a gradient ``vmap`` refuses ``.data``: the density of the draws is taken point by point."""
+    program = line(CUTS["data"][0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = OF_PROGRAMS[name].fit(program, INPUTS, OUTCOMES, seed=0, **num_draws(name))
+    assert any("the gradient for 'b' is not" in str(warning.message) for warning in caught)
+    values = posterior.sample_stats["lp"]
+    assert values.shape == posterior.draws["b"].shape and bool(values.isfinite().all())
+
+
 def test_values_that_go_through_numpy_are_refused():
     program = line(lambda a, b, x: a + torch.as_tensor(b.detach().numpy() * x.numpy()))
     with pytest.raises(pb.Refused, match="NumPy.*compute with torch"):
