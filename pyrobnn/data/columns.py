@@ -185,15 +185,15 @@ class Columns:
         return tuple(itertools.chain.from_iterable(column.inputs for column in self.columns))
 
     @property
-    def pooled(self) -> dict[int, int]:
-        """Columns that are pooled: place among the inputs → number of categories."""
-        sizes = dict[int, int]()
+    def pooled(self) -> dict[int, tuple[str, ...]]:
+        """Columns that are pooled: place among the inputs → categories."""
+        categories = dict[int, tuple[str, ...]]()
         place = 0
         for column in self.columns:
             if column.pooled:
-                sizes[place] = len(column.categories)
+                categories[place] = column.categories
             place += len(column.inputs)
-        return sizes
+        return categories
 
     def transform(self, frame: pd.DataFrame, where: str) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (n, input), float64, of the rows of ``frame`` that are kept, and which rows these are (N,), bool.

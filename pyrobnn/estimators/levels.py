@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +93,25 @@ class Levels:
         for place, target in zip(self.places, self.targets):
             names.append(f"effect of {inputs[place]} {target}".rstrip())
         return names
+
+    def described(
+        self,
+        inputs: Sequence[str],
+        categories: Mapping[int, Sequence[str]],
+    ) -> dict[str, dict[str, Any]]:
+        """What JSON can say of the effects: input of the net → mean and sd of each category, and of a new one.
+
+        Args:
+            inputs: names of the encoded inputs.
+            categories: of the pooled columns, by their places among these.
+        """
+        names = self.names(inputs)[-len(self.laws) :]
+        effects = {}
+        for name, law, place in zip(names, self.laws, self.places, strict=True):
+            moments = np.stack([law.mean, np.sqrt(law.var)], axis=1).tolist()
+            of_categories = dict(zip(categories[place], moments))
+            effects[name] = {"categories": of_categories, "new": moments[-1]}
+        return effects
 
     def drawn(self, x: np.ndarray) -> np.ndarray:
         """Inputs of a net's training: encoded ones (N, input), with one draw of each level's effect."""

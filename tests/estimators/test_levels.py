@@ -11,6 +11,7 @@ from scipy import stats
 import pyrobnn as pb
 from pyrobnn.data.columns import Columns
 from pyrobnn.estimators.levels import _RATIOS, NUM_NODES, Levels, _one_way
+from pyrobnn.posterior.exported_reader import Exported
 from pyrobnn.posterior.prediction import Prediction, mixed
 
 LINE = {
@@ -178,7 +179,11 @@ def test_several_targets_have_effects_of_their_own():
     x, y = _table()
     targets = np.column_stack([y, np.random.default_rng(1).normal(size=len(y))])
     model = pb.BNNRegressor("laplace", **LINE).fit(x, targets)
-    assert model._names(np.zeros((1, 3))) == ["a", "effect of shop 0", "effect of shop 1"]
+    assert model._names(np.zeros((1, 3)), model._row_facts.levels) == [
+        "a",
+        "effect of shop 0",
+        "effect of shop 1",
+    ]
     assert model.predict_interval(x).shape == (240, 2, 2)
     mean = model.predict(x)
     assert np.corrcoef(mean[:, 0], y)[0, 1] > 0.8 and mean[:, 1].std() < 0.5
@@ -189,7 +194,7 @@ def test_only_columns_of_many_categories_are_pooled():
     many = pd.DataFrame({"kind": [f"k{i % 20}" for i in range(200)]})
     assert Columns.fit(few, "refuse", "X", pool=True) == Columns.fit(few, "refuse", "X")
     pooled = Columns.fit(many, "refuse", "X", pool=True)
-    assert pooled.inputs == ("kind",) and pooled.pooled == {0: 20}
+    assert pooled.inputs == ("kind",) and [*map(len, pooled.pooled.values())] == [20]
     assert Columns.of(pooled.settings()) == pooled
     assert not Columns.fit(many, "refuse", "X").pooled
 
@@ -253,3 +258,19 @@ def test_nodes_are_equally_likely_values_of_a_normal():
         np.sqrt(law.var[codes]),
         rtol=1e-10,
     )
+
+
+def test_an_exported_file_takes_effects_and_has_those_of_every_category(tmp_path):
+    x, y = _table()
+    model = pb.BNNRegressor(pb.Laplace(num_steps=200), **LINE).fit(x, y)
+    path = model.export(tmp_path / "shops.pt2", num_draws=8)
+    exported = Exported(path)
+    effects = exported.meta["effects"]["effect of shop"]
+    assert exported.meta["inputs"] == ["a", "effect of shop"]
+    assert sorted(effects["categories"]) == sorted(set(x["shop"]))
+    first = effects["categories"]["s00"]
+    likely = model.sample_functions(x[:1].assign(shop="s00"))
+    inputs = torch.tensor([[x["a"].iloc[0], first[0]]], dtype=torch.float32)
+    mean = float(exported(inputs)["mean"])
+    assert abs(mean - likely.mean()) < 3 * likely.std()
+    assert effects["new"][1] > first[1] > 0
