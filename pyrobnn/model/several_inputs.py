@@ -121,7 +121,12 @@ class InputLayout:
             return self.rows({name: value for name, value in batch.items() if name in names})
         return self.rows(batch) if len(batch) == len(self.shapes) else self.batch(batch)[0]
 
-    def _check(self, index: int, tensor: Tensor, dtype: torch.dtype) -> None:
+    def _check(
+        self,
+        index: int,
+        tensor: Tensor,
+        dtype: torch.dtype,
+    ) -> None:
         name = self._name(index)
         expected = self.dtypes[index]
         if tuple(tensor.shape[1:]) != self.shapes[index]:
@@ -203,7 +208,13 @@ class SeveralInputs(nn.Module):
         torch.Size([50, 1])
     """
 
-    def __init__(self, net: nn.Module, x: Parts, *, as_one: bool = False):
+    def __init__(
+        self,
+        net: nn.Module,
+        x: Parts,
+        *,
+        as_one: bool = False,
+    ):
         super().__init__()
         if not isinstance(net, nn.Module):
             raise TypeError(f"'net' must be a torch.nn.Module, got {type(net).__name__}")

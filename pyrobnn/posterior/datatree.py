@@ -302,7 +302,10 @@ def held_out_groups(
 
 
 def _rows_with_labels(
-    prediction: Prediction, x: Tensor, y: Tensor, log_prob: Tensor
+    prediction: Prediction,
+    x: Tensor,
+    y: Tensor,
+    log_prob: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Inputs and log densities of the rows (N, …) of which any position has a label."""
     likelihood = cast(DenseCategorical, prediction.likelihood)

@@ -47,7 +47,14 @@ class Block(nn.Module):
     def __init__(self, before: int, after: int, stride: int):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.Conv2d(
+                before,
+                after,
+                3,
+                stride,
+                1,
+                bias=False,
+            ),
             nn.BatchNorm2d(after),
             nn.ReLU(),
             nn.Conv2d(after, after, 3, 1, 1, bias=False),
@@ -117,7 +124,11 @@ def images(net: str, num_train: int | None, seed: int) -> Images:
         mode="bilinear",
     )
     x = x.expand(-1, CHANNELS[net], -1, -1).contiguous()
-    train, test = pb.data.train_test_split(dataclasses.replace(digits, x=x), 1 / 3, seed=seed)
+    train, test = pb.data.train_test_split(
+        dataclasses.replace(digits, x=x),
+        1 / 3,
+        seed=seed,
+    )
     others = {
         "turned": test.x.rot90(1, (2, 3)).contiguous(),
         "photographs": photographs(side, CHANNELS[net], test.num_data),
@@ -193,7 +204,11 @@ def fit_of(
     """The fit of a method: of those that begin with a trained net, the training as well."""
     kept_back = len(data.x) // 5
     held_out = (data.x[:kept_back], data.y[:kept_back])
-    inner = dataclasses.replace(data, x=data.x[kept_back:], y=data.y[kept_back:])
+    inner = dataclasses.replace(
+        data,
+        x=data.x[kept_back:],
+        y=data.y[kept_back:],
+    )
     if method == "torch loop":
         return of_net(trained(net, data, num_steps), 1.0)
     if method == "temperature scaling":
@@ -201,7 +216,15 @@ def fit_of(
         return of_net(ready, temperature(ready(held_out[0]), held_out[1]))
     if method == "posthoc":
         ready = trained(net, inner, num_steps)
-        return of_posterior(pb.posthoc(ready, inner.x, inner.y, held_out=held_out, seed=seed))
+        return of_posterior(
+            pb.posthoc(
+                ready,
+                inner.x,
+                inner.y,
+                held_out=held_out,
+                seed=seed,
+            )
+        )
     return of_posterior(posterior_of(method, net, data, num_steps, seed))
 
 
@@ -213,7 +236,11 @@ def posterior_of(
     seed: int,
 ) -> pb.Posterior:
     """The posterior of a method that trains the net itself."""
-    steps: dict[str, Any] = {"num_steps": num_steps, "batch_size": BATCH_SIZE, "lr": 1e-3}
+    steps: dict[str, Any] = {
+        "num_steps": num_steps,
+        "batch_size": BATCH_SIZE,
+        "lr": 1e-3,
+    }
     search = pb.MAP(polish_steps=0, **steps)
     model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.Categorical())
     methods: dict[str, Any] = {
@@ -230,7 +257,12 @@ def posterior_of(
         options["num_draws"] = NUM_DRAWS
     if method == "SWAG":
         options["init"] = search.fit(model, data.x, data.y, seed=seed)
-    return methods[method].fit(model, data.x, data.y, **options)
+    return methods[method].fit(
+        model,
+        data.x,
+        data.y,
+        **options,
+    )
 
 
 @torch.no_grad()
@@ -295,13 +327,43 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--net", choices=list(NETS), default="cnn")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--num-train", type=int, help="rows to fit; all where left out")
-    parser.add_argument("--num-steps", type=int, default=200, help="gradient steps of a training")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", default=str(RECORDS), help="file to append the records to")
-    parser.add_argument("--here", action="store_true", help="in this process, of one method")
+    parser.add_argument(
+        "--net",
+        choices=list(NETS),
+        default="cnn",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=METHODS,
+    )
+    parser.add_argument(
+        "--num-train",
+        type=int,
+        help="rows to fit; all where left out",
+    )
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=200,
+        help="gradient steps of a training",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+    )
+    parser.add_argument(
+        "--results",
+        default=str(RECORDS),
+        help="file to append the records to",
+    )
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="in this process, of one method",
+    )
     arguments = parser.parse_args(words)
     if arguments.here:
         run_one(arguments)

@@ -51,7 +51,11 @@ class DenseCategorical(Likelihood):
         ignore_index: int | None = None,
     ):
         super().__init__()
-        self.num_classes = check_count("num_classes", num_classes, minimum=2)
+        self.num_classes = check_count(
+            "num_classes",
+            num_classes,
+            minimum=2,
+        )
         check_type("class_dim", class_dim, int, "1 or -1")
         check_choice("class_dim", str(class_dim), [str(dim) for dim in _CLASS_DIMS])
         self.class_dim = class_dim
