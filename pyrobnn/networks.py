@@ -3,5 +3,6 @@
 from pyrobnn.model.architectures import ACTIVATIONS as ACTIVATIONS
 from pyrobnn.model.architectures import Exposed, mlp, small_cnn
 from pyrobnn.model.architectures import Temperature as Temperature
+from pyrobnn.model.several_inputs import SeveralInputs
 
-__all__ = ["Exposed", "mlp", "small_cnn"]
+__all__ = ["Exposed", "SeveralInputs", "mlp", "small_cnn"]

@@ -42,7 +42,7 @@ FEWEST_DRAWS = 25
 #: than half
 _LINEARIZATION_LIMIT = 0.1
 #: likelihoods of labels
-_CLASSES = ("categorical", "bernoulli", "ordinal")
+_CLASSES = ("categorical", "bernoulli", "ordinal", "dense_categorical")
 #: how the names of a net's weights begin
 WEIGHTS = "net."
 

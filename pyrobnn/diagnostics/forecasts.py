@@ -61,6 +61,12 @@ class _Probabilities(Protocol):
     def probs(self) -> torch.Tensor: ...
 
 
+class _OfPositions(Protocol):
+    """Predictions that may have several labels a row."""
+
+    def one_position(self, y: Any) -> tuple[_Prediction, torch.Tensor]: ...
+
+
 #: at which side of its limit an outcome lies that was not seen
 Censoring: TypeAlias = Literal["right", "left"]
 #: outcomes, inputs and whatever else is read as an array
@@ -77,6 +83,11 @@ Predictions: TypeAlias = (
 def is_prediction(predictions: Predictions) -> TypeGuard[_Prediction]:
     """Whether predictions are a `Prediction`."""
     return hasattr(predictions, "pit") and not is_table(predictions)
+
+
+def has_positions(predictions: Predictions) -> TypeGuard[_OfPositions]:
+    """Whether predictions can have several labels a row, of which one is an independent point."""
+    return is_prediction(predictions) and hasattr(predictions, "one_position")
 
 
 def _predicts_probabilities(predictions: Predictions) -> TypeGuard[_Probabilities]:

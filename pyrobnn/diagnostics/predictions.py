@@ -22,6 +22,7 @@ from pyrobnn.diagnostics.forecasts import (
     Predictions,
     array_of,
     censored,
+    has_positions,
     is_prediction,
     optional_array,
     read,
@@ -59,7 +60,8 @@ def judge(
             or ``sample``: a distribution of torch or SciPy, a `Prediction`. Draws of labels are judged as whole
             numbers are, by their order: the checks of classes need probabilities.
         y: outcomes (N,) or (N, out); of classes 0 … K − 1, or K labels in their sorted order; or labels that columns of
-            a DataFrame are named by (cat, or p_cat). Of censored outcomes (N, 2), as the likelihoods take them: the
+            a DataFrame are named by (cat, or p_cat). Of labels for each position of a row, one position of each row is
+            judged, for the others depend on it. Of censored outcomes (N, 2), as the likelihoods take them: the
             value, and 1 where it was seen or 0 where it is the limit beyond which the outcome lies.
         x: inputs (N, feature); names are taken from a DataFrame. None leaves out what depends on them.
         x_train, y_train: what the model was trained on: rows that occur again are found, and the linear model is
@@ -113,6 +115,8 @@ def judged(
 ) -> tuple[Verdict, Evidence]:
     """The verdict, and the tree of predictions and outcomes that a report is written of."""
     check_choice("censoring", censoring, ("right", "left"))
+    if has_positions(predictions):
+        predictions, y = predictions.one_position(y)
     y, y_train, num_words = in_places(column_titles(predictions, y), y, y_train)
     outcomes = array_of("y", y)
     train_outcomes = optional_array("y_train", y_train)

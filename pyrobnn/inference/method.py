@@ -27,6 +27,7 @@ from pyrobnn.inference.training_mode import TrainingMode, callback_with_statisti
 from pyrobnn.model import BNN
 from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
+from pyrobnn.model.several_inputs import as_rows
 from pyrobnn.posterior.ranges import InputRange
 from pyrobnn.posterior.rows import Rows
 
@@ -227,12 +228,16 @@ class Method(abc.ABC):
             "callbacks", callbacks, Sequence, "a list of functions (step, metrics)"
         ):
             check_type("callbacks", callback, Callable, "a list of functions (step, metrics)")
+        if isinstance(model, BNN):
+            x = as_rows(model.net, x)
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with process_state(), raised_by_handlers(), explained(model):
             problem = self._prepare(run, device)
             run = replace(run, stages=stages_of(self, problem, run))
             with recorded() as functions:
                 posterior = self._fit_head(problem, run)
+            positions = _positions_of_output(problem)
+            posterior = replace(posterior, meta=posterior.meta | positions)
             posterior = posterior_with_notes(posterior, collapsed(posterior, x, y))
         meta = posterior.meta | _tier(functions) | _input_range(model, x)
         return replace(
@@ -326,6 +331,12 @@ def _tier(functions: Sequence[Compiled]) -> dict[str, dict[str, Any]]:
         return {}
     main = max(functions, key=lambda function: function.calls)
     return {"tier": {"tier": main.tier} | ({} if main.forecast is None else main.forecast.meta())}
+
+
+def _positions_of_output(problem: Problem) -> dict[str, Any]:
+    """The entry of ``meta`` that has the shape of the net's output for a row, where that has positions."""
+    shape = problem.bnn.output_shape(problem.x) if problem.is_bnn else ()
+    return {"output_shape": list(shape)} if len(shape) > 1 else {}
 
 
 def _input_range(model: BNN | Program, x: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pyrobnn.model import BNN, Density, check_data, output_width
 from pyrobnn.model.architectures import Temperature
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.catalogue import Bernoulli, Categorical, HomoskedasticGaussian
+from pyrobnn.model.several_inputs import as_rows
 from pyrobnn.model.weight_priors import IIDPrior
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer
@@ -90,6 +91,7 @@ def posthoc(
     """
     if not isinstance(net, nn.Module) or not any(True for _ in net.parameters()):
         raise TypeError(f"'net' must be a trained torch.nn.Module, got {type(net).__name__}")
+    x_or_loader = as_rows(net, x_or_loader)
     if isinstance(x_or_loader, DataLoader):
         if y is not None:
             raise TypeError(
@@ -102,6 +104,9 @@ def posthoc(
         raise TypeError("pass posthoc(net, x, y), or posthoc(net, loader), and held_out=(x, y)")
     check_type("likelihood", likelihood, Likelihood | None, "one of pyrobnn.likelihoods")
     check_count("seed", seed, minimum=0)
+    _refuse_positions(net, x_or_loader)
+    if held_out is not None:
+        held_out = (as_rows(net, held_out[0]), held_out[1])
     return _Posthoc(net, (x_or_loader, y), likelihood, held_out, seed).posterior()
 
 
@@ -368,6 +373,19 @@ class _Posthoc:
         if self.judging_rows is self.train:
             return "training"
         return "leave_one_out" if self.judging_rows.seen else "held_out"
+
+
+def _refuse_positions(net: nn.Module, x: ArrayLike) -> None:
+    """Refuse a net that returns an image or a sequence for each row."""
+    model = _bnn(net, HomoskedasticGaussian(1.0))
+    inputs = torch.atleast_1d(as_tensor("x", x))[:2].to(model.device)
+    shape = model.output_shape(model.cast_inputs(inputs))
+    if len(shape) > 1:
+        raise Refused(
+            f"the net returns {tuple(shape)} for each row, values of positions, and posthoc takes nets with one row of "
+            "outputs: pb.Laplace(subset='last_layer'), pb.SWAG and pb.DeepEnsemble take it in a pb.BNN, labels of "
+            "positions with pb.likelihoods.DenseCategorical"
+        )
 
 
 def _bnn(net: nn.Module, likelihood: Likelihood) -> BNN:

@@ -287,7 +287,7 @@ class _Refined:
         if problem.is_bnn:
             num_elsewhere = _NUM_ELSEWHERE
             starts = torch.cat([starts, starts_elsewhere(density, num_elsewhere, seed)])
-            x = problem.bnn.unit_exposure(probes(problem.x.cpu())[0]).to(density.device)
+            x = problem.bnn.comparable(probes(problem.x.cpu())[0]).to(density.device)
             quantities = net_quantities(density, x)
         self.groups = Groups(density, starts, num_elsewhere, self.size, quantities, seed)
         self.modes: list[_Mode] = []

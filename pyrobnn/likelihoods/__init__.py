@@ -21,10 +21,12 @@ from pyrobnn.model.likelihoods.catalogue import (
     Weibull,
 )
 from pyrobnn.model.likelihoods.correlated import CorrelatedGaussian
+from pyrobnn.model.likelihoods.dense import DenseCategorical
 from pyrobnn.model.likelihoods.modes_and_bounds import Beta, MixtureDensity
 from pyrobnn.model.likelihoods.parameters import learned
 
 __all__ = ["DATA", "SCALE", "Likelihood", "Targets", "Bernoulli", "Categorical", "Ordinal"]
+__all__ += ["DenseCategorical"]
 __all__ += [
     "HeteroskedasticGaussian",
     "HomoskedasticGaussian",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import pyro
@@ -21,12 +22,15 @@ from pyrobnn.model.architectures import Exposed
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.parameters import point
+from pyrobnn.model.output_shape import as_returned, check_positions, flatten_rows
+from pyrobnn.model.several_inputs import SeveralInputs, as_rows
 from pyrobnn.model.weight_priors import Prior, SitePriors, move, site_priors
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 NET = "net."
+_SEVERAL = "; of several inputs put pb.networks.SeveralInputs(net, x) into the BNN in place of net"
 
 #: layers that normalise with the statistics of the batch, and layers that draw at random, while they are trained
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -51,7 +55,8 @@ class BNN:
     the net's own values by MCMC, and by every method where they are frozen (``requires_grad=False``).
 
     Args:
-        net: maps inputs (N, …) to outputs (N, width).
+        net: maps inputs (N, …) to outputs (N, width); outputs of more dimensions, (N, channel, height, width) say, are
+            flattened: a row is one datum, its positions are columns.
         prior: any ``tyxe.priors.Prior``, see :mod:`pyrobnn.priors`.
         likelihood: one of :mod:`pyrobnn.likelihoods`.
         standardizer: the units of the data, ``pb.data.Standardizer.fit(train)``. ``fit`` and ``predict`` then take
@@ -97,6 +102,9 @@ class BNN:
         self.net = _separated(copy.deepcopy(net))
         if likelihood.targets.exposure is not None and not isinstance(net, Exposed):
             self.net = Exposed(self.net, likelihood.targets.exposure)
+        self.net.register_forward_hook(flatten_rows)
+        if isinstance(net, SeveralInputs) and standardizer is not None:
+            _check_units_of_inputs(standardizer)
         self._pattern_net = copy.deepcopy(self.net).eval()
         if isinstance(self.net, Exposed):
             priors = {f"net.{name}": site for name, site in priors.items()}
@@ -259,6 +267,35 @@ class BNN:
         with WrittenOut():
             return torch.func.functional_call(net, values, (x,))
 
+    @torch.no_grad()
+    def output_shape(self, x: Tensor) -> tuple[int, ...]:
+        """The shape of the output for a row as the net returns it, for inputs (N, …) as the net takes them.
+
+        Raises:
+            ValueError: the net cannot take them, or returns no rows of numbers.
+        """
+        if x.dim() == 1 and not self._takes_words:
+            raise ValueError(
+                "'x' has one dimension, but a net takes rows, (N, features): pass x[:, None]"
+            )
+        rows = x[:2]
+        try:
+            with as_returned(), kept(self.device):  # a net that draws is refused with words later
+                f = self.forward({}, rows)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            one_line = str(error).splitlines()[0]
+            raise ValueError(
+                f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}"
+            ) from error
+        if not isinstance(f, Tensor) or f.dim() < 2 or len(f) != len(rows):
+            raise ValueError(_without_rows(f, len(rows)))
+        if self.likelihood.targets.kind == "label" and _are_probabilities(f):
+            raise ValueError(
+                "the net ends in a Softmax and returns probabilities, but the likelihood takes logits: leave the "
+                "Softmax out, or end the net in nn.LogSoftmax"
+            )
+        return tuple(f.shape[1:])
+
     def standard_inputs(self, x: Tensor) -> Tensor:
         """Inputs (N, …) of the data in the units of the program, in the floating type of the data.
 
@@ -270,27 +307,49 @@ class BNN:
             return standard
         return self.net.with_exposure(standard, self.net.exposures(x))
 
-    def unit_exposure(self, x: Tensor) -> Tensor:
-        """Inputs (N, …) whose rows all have exposure one, where the model has exposures: there rates are compared."""
+    def rows(self, x: Any) -> Tensor:
+        """Inputs as a tensor (N, …), several inputs (a tuple or a dictionary) as rows (N, width).
+
+        Raises:
+            TypeError, ValueError: no numbers, or inputs that the net is not declared with.
+        """
+        return as_tensor("x", as_rows(self.net, x))
+
+    def comparable(self, x: Tensor) -> Tensor:
+        """Inputs (N, …) where functions are compared, as rows that the net can take.
+
+        With an exposure of one, where the model has exposures; of several inputs whole numbers stay such.
+        """
+        if isinstance(self.net, SeveralInputs):
+            return self.net.layout.possible(x)
         return self.net.with_exposure(x, 1.0) if isinstance(self.net, Exposed) else x
+
+    @property
+    def _takes_words(self) -> bool:
+        """Whether the net looks inputs up by whole numbers."""
+        return any(isinstance(module, nn.Embedding) for module in self.net.modules())
 
     def cast_inputs(self, x: Tensor) -> Tensor:
         """Inputs (N, …) in the net's floating type; the indices that an ``nn.Embedding`` looks up stay whole numbers.
 
         The last step, after :meth:`standard_inputs`: a mean of 1e8 has to go before float32 rounds to multiples of 8.
         """
-        embeds = any(isinstance(module, nn.Embedding) for module in self.net.modules())
-        return x if embeds and not x.is_floating_point() else x.to(self.dtype)
+        return x if self._takes_words and not x.is_floating_point() else x.to(self.dtype)
 
     @property
     def units(self) -> tuple[Tensor, Tensor] | None:
         """Mean and scale of the targets by which the program measures them; None where it takes them as they are."""
         if self.standardizer is None:
             return None
-        return self.likelihood.targets.units(self.standardizer.y_mean, self.standardizer.y_scale)
+        mean = self.standardizer.y_mean
+        scale = self.standardizer.y_scale
+        if mean.dim() > 1:
+            mean, scale = _unit_of_images(mean, scale)
+        return self.likelihood.targets.units(mean, scale)
 
     def standard_targets(self, y: Tensor) -> Tensor:
-        """Targets (N, out) of the data in the units of the program; labels as they are."""
+        """Targets (N, …) of the data in the units of the program, (N, out); labels as they are."""
+        y = self.likelihood.targets.columns(y)
         if self.units is None:
             return y
         y = y if y.is_floating_point() else y.double()  # whole numbers are measured in units too
@@ -369,9 +428,28 @@ class BNN:
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
 
 
+def _unit_of_images(mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and scale (1,) of image targets, from (channel, 1, …); ValueError where channels have units of their own."""
+    if mean.numel() > 1:
+        raise ValueError(
+            f"the standardizer has a unit for each of {mean.numel()} channels of 'y': image targets have one unit "
+            "here. Give Standardizer a y_mean and a y_scale of shape (1,)"
+        )
+    return mean.reshape(1), scale.reshape(1)
+
+
+def _check_units_of_inputs(standardizer: Standardizer) -> None:
+    """Refuse units of inputs beside several inputs, of which some may be no numbers with a unit."""
+    if bool((standardizer.x_mean != 0).any()) or bool((standardizer.x_scale != 1).any()):
+        raise ValueError(
+            "'standardizer' would shift whole numbers and masks of SeveralInputs too: bring the inputs to standard "
+            "units before, and give Standardizer(torch.zeros(1), torch.ones(1), y_mean, y_scale)"
+        )
+
+
 def _last_width(net: nn.Module) -> int:
     """How many numbers a net returns whose last layer is an ``nn.Linear``; one where that cannot be seen."""
-    while isinstance(net, nn.Sequential | Exposed) and list(net.children()):
+    while isinstance(net, nn.Sequential | Exposed | SeveralInputs) and list(net.children()):
         net = list(net.children())[-1]
     return net.out_features if isinstance(net, nn.Linear) else 1
 
@@ -424,7 +502,7 @@ def _separated(net: nn.Module) -> nn.Module:
 
 def check_data(
     model: BNN,
-    x: ArrayLike | None,
+    x: Any,
     y: ArrayLike | None,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
@@ -435,68 +513,49 @@ def check_data(
         ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, columns of
             which float32 keeps too little.
     """
-    x = as_tensor("x", cast("ArrayLike", x)).to(device)  # what is None is refused
+    was_tuple = isinstance(x, tuple)
+    x = model.rows(x).to(device)  # what is None is refused
     y = model.likelihood.targets.read(y).to(device)
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
     if y.dim() == 0 or len(y) != len(x):
         raise ValueError(
             f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: both need the same number of rows"
+            + (_SEVERAL if was_tuple else "")
         )
     check_finite("x", x)
     x = model.standard_inputs(x)
+    y_shape = y.shape
     y = model.standard_targets(y)
     inputs = model.cast_inputs(x)
     check_cast("x", x, inputs)
     if y.is_floating_point() and not model.likelihood.targets.classes:
         check_cast("y", y, y.to(model.dtype))
-    return inputs, model.likelihood.target(y, output_width(model, inputs), model.dtype)
+    output_shape = model.output_shape(inputs)
+    check_positions(model.likelihood, y_shape, output_shape)
+    return inputs, model.likelihood.target(y, math.prod(output_shape), model.dtype)
 
 
-def _as_columns(model: BNN, f: Any) -> str:
-    """What makes columns of an output of another shape, in words."""
-    if not isinstance(f, Tensor):
-        return "return one tensor, with a column for each output"
-    if f.dim() < 2:
-        return "return f.reshape(len(x), -1)"
-    if model.likelihood.targets.kind == "label":
+def _without_rows(f: Any, num_rows: int) -> str:
+    """What is said of an output that has no row for each of so many points, with the remedy."""
+    if isinstance(f, Mapping | tuple | list):
         return (
-            "a row has one label here, so end the net with nn.Flatten() and a linear layer with a column for each "
-            "class; where every pixel or token has a label, write the model as a Pyro program, fn(x, y)"
+            f"the net returns a {type(f).__name__}, but one tensor with a row for each point is expected: return one "
+            "tensor; the outputs of several tasks, each with a likelihood of its own, are a Pyro program, fn(x, y), "
+            "with a site for each"
         )
-    return (
-        "end the net with nn.Flatten(), and pass y with the same columns, y.flatten(1); or end it with a linear layer "
-        "with a column for each output"
-    )
+    output = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"a {type(f).__name__}"
+    remedy = "return one tensor, with a row for each point"
+    if isinstance(f, Tensor) and f.dim() < 2:
+        remedy = "return f.reshape(len(x), -1)"
+    elif isinstance(f, Tensor):
+        remedy = "put the points first, as in f.transpose(0, 1) or batch_first=True"
+    return f"the net returns {output} for {num_rows} points but (points, outputs) is expected: {remedy}"
 
 
-@torch.no_grad()
 def output_width(model: BNN, x: Tensor) -> int:
-    """Columns of the net's output for inputs ``x``; says what does not fit."""
-    if x.dim() == 1 and not any(isinstance(module, nn.Embedding) for module in model.net.modules()):
-        raise ValueError(
-            "'x' has one dimension, but a net takes rows, (N, features): pass x[:, None]"
-        )
-    try:
-        with kept(model.device):  # a net that draws is refused with words later
-            f = model.forward({}, x[:2])
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        one_line = str(error).splitlines()[0]
-        raise ValueError(
-            f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}"
-        ) from error
-    if not isinstance(f, Tensor) or f.dim() != 2:
-        output = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"a {type(f).__name__}"
-        raise ValueError(
-            f"the net returns {output} for {len(x[:2])} points but (points, outputs) is expected: "
-            f"{_as_columns(model, f)}"
-        )
-    if model.likelihood.targets.kind == "label" and _are_probabilities(f):
-        raise ValueError(
-            "the net ends in a Softmax and returns probabilities, but the likelihood takes logits: leave the "
-            "Softmax out, or end the net in nn.LogSoftmax"
-        )
-    return f.shape[1]
+    """Columns of the net's output for inputs ``x``, all positions of a row together; says what does not fit."""
+    return math.prod(model.output_shape(x))
 
 
 def _are_probabilities(f: Tensor) -> bool:

@@ -22,6 +22,7 @@ from pyrobnn.core import groups as group
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.likelihoods.dense import DenseCategorical
 from pyrobnn.posterior.arrays import MAX_PAIRS, few_draws, sample_dataset, site_dataset, to_numpy
 from pyrobnn.posterior.invariance import (
     function_beside_posterior,
@@ -62,7 +63,7 @@ def network_groups(
     else:
         probe_x = torch.as_tensor(probe_x)
         kinds = ["user"] * len(probe_x)
-    probe_x = posterior.bnn.unit_exposure(probe_x)
+    probe_x = posterior.bnn.comparable(probe_x)
     groups = {}
     if y is not None:
         groups = _data_groups(posterior, x, y, seed)
@@ -72,7 +73,7 @@ def network_groups(
     groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
     if posterior.meta.get("settings", {}).get("predictive") == "linearized":
         at_probes = linearization_error(posterior, probe_x)
-        near_data = linearization_error(posterior, posterior.bnn.unit_exposure(probes(x)[0]))
+        near_data = linearization_error(posterior, posterior.bnn.comparable(probes(x)[0]))
         groups[group.FUNCTION]["linearization_error"] = max(at_probes, near_data)
     return groups | _grid_group(posterior, x, grid, true_function)
 
@@ -275,12 +276,16 @@ def held_out_groups(
     seed: int,
 ) -> dict[str, xr.Dataset]:
     """The groups of held-out points: what is predicted there, and what was observed."""
-    x = torch.as_tensor(x)
+    x = posterior.bnn.rows(x)
     y = posterior.bnn.likelihood.targets.read(y)
     thinned = few_draws(posterior, len(x))
     prediction = thinned.predict(x)
+    log_prob = prediction.log_prob(y)
+    if prediction.likelihood.targets.kind == "labels":
+        x, log_prob = _rows_with_labels(prediction, x, y, log_prob)
+        prediction, y = prediction.one_position(y)
     dataset = sample_dataset(f=(prediction.f, "pred_point", "output"))
-    dataset["log_prob"] = (("pred_point",), to_numpy(prediction.log_prob(y)))
+    dataset["log_prob"] = (("pred_point",), to_numpy(log_prob))
     dataset = dataset.assign(_replicates(thinned, prediction, y, "pred_point", 1000, seed))
     if prediction.likelihood.targets.classes:
         dataset["probs"] = (("pred_point", "class"), to_numpy(prediction.probs))
@@ -294,6 +299,18 @@ def held_out_groups(
         group.PREDICTIONS: dataset,
         group.HELD_OUT: _observed(thinned.bnn, y, "pred_point").assign(x=inputs),
     }
+
+
+def _rows_with_labels(
+    prediction: Prediction,
+    x: Tensor,
+    y: Tensor,
+    log_prob: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Inputs and log densities of the rows (N, …) of which any position has a label."""
+    likelihood = cast(DenseCategorical, prediction.likelihood)
+    rows = likelihood.observed(likelihood.targets.columns(y)).any(1)
+    return x[rows.to(x.device)], log_prob[rows.to(log_prob.device)]
 
 
 def stein_group(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> dict[str, xr.Dataset]:
@@ -325,7 +342,7 @@ def _replicates(
 def _observed(model: BNN, y: Tensor, point: str) -> xr.Dataset:
     """What was observed of the columns that are predicted; numbers are floating, whatever their type was."""
     targets = model.likelihood.targets
-    values = targets.values(y)
+    values = targets.values(targets.columns(y))
     if not targets.classes and not values.is_floating_point():
         values = values.double()
     dataset = xr.Dataset({"y": _targets(values, point)})

@@ -49,6 +49,8 @@ class Split:
             try:
                 self.whole.forward(self.params, x)
             except _Reached as reached:
+                if len(reached.args) != 1:
+                    raise RuntimeError(f"the layer {self.path!r} takes several inputs") from None
                 return reached.args[0]
         raise RuntimeError(f"the net does not reach its layer {self.path!r}")
 

@@ -85,7 +85,9 @@ def stein_statistics(
     density = posterior_density(posterior, x, y)
     if density is None:
         return None
-    work = density.dim * max(len(y) if y is not None and y.dim() else 1, 1)
+    # a program may take its data as a dictionary
+    num_rows = len(y) if isinstance(y, Tensor) and y.dim() else posterior.meta.get("num_data") or 1
+    work = density.dim * max(num_rows, 1)
     thinned = posterior.thin(max(1, int(min(200, 1e12 // work)) // posterior.num_chains))
     if thinned.num_chains * thinned.num_draws < 40:
         return None
@@ -241,7 +243,7 @@ def _plan(density: Density, num_rows: int) -> _Plan:
 def _probes(model: BNN, x: Tensor, probe_x: Tensor) -> _Probes:
     """Inputs in every region of the data's ``x`` (row, …), then those of the user."""
     region_x, regions = probes_by_region(x)
-    region_x = model.unit_exposure(torch.cat([region_x, probe_x.to(region_x)]))
+    region_x = model.comparable(torch.cat([region_x, probe_x.to(region_x)]))
     return _Probes(region_x, regions + ["user"] * len(probe_x))
 
 

@@ -24,6 +24,7 @@ from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import at_each
+from pyrobnn.model.several_inputs import as_rows, batches_as_rows
 from pyrobnn.posterior.approximation import (
     CHANGES,
     Approximation,
@@ -175,6 +176,7 @@ class Posterior:
 
     def inputs(self, x: Tensor) -> Tensor:
         """Inputs in the units and the type of the program, checked; gradients flow through."""
+        x = as_rows(self.bnn.net, x)
         checked = as_tensor("x", x)
         x = x if isinstance(x, Tensor) else checked
         if x.dim() == 0 or len(x) == 0:
@@ -204,9 +206,13 @@ class Posterior:
             ValueError: empty or non-finite ``x``.
         """
         posterior = self if num_draws is None else self.thin(num_draws)
+        x = as_rows(self.bnn.net, x)
         linear = self.moments is not None and self.bnn.likelihood.targets.linear_mean
         moments = cast(Any, self.moments)(self.inputs(x)) if linear else None
         y_mean, y_scale = self.bnn.units or (0.0, 1.0)
+        # images may have another size than those of the fit
+        has_positions = "output_shape" in self.meta
+        output_shape = self.bnn.output_shape(self.inputs(x[:2])) if has_positions else ()
         return Prediction(
             posterior.standard_function(x),
             self.bnn.likelihood,
@@ -214,6 +220,7 @@ class Posterior:
             moments=moments,
             y_mean=y_mean,
             y_scale=y_scale,
+            output_shape=output_shape,
         )
 
     def predict_to(
@@ -228,7 +235,8 @@ class Posterior:
 
         The columns, in the units of the data: of numbers ``mean``, ``aleatoric_sd``, ``epistemic_sd``, ``sd`` and
         quantiles ``q0.025``, … (with ``_0``, ``_1``, … where there are several outputs); of classes ``p_0``, ``p_1``, …
-        (of one truth value ``p``), ``aleatoric_entropy`` and ``epistemic_entropy`` in nats.
+        (of one truth value ``p``, of labels of positions ``p_position_class``), ``aleatoric_entropy`` and
+        ``epistemic_entropy`` in nats.
 
         Args:
             path: ends in ``.parquet`` (replaced where it exists) or ``.zarr`` (a new folder). Nothing stands there
@@ -253,7 +261,7 @@ class Posterior:
         streaming.check_format(path)
         levels = [check_number("quantiles", q, above=0, below=1) for q in quantiles]
         posterior = self if num_draws is None else self.thin(num_draws)
-        batches = streaming.input_batches(x)
+        batches = streaming.input_batches(batches_as_rows(self.bnn.net, x))
         first = next(batches, None)
         if first is None:
             raise ValueError("'x' has no batches: pass at least one row")
@@ -397,7 +405,7 @@ class Posterior:
 
     def _read(self, x: Tensor | None, y: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The data of a BNN as tensors."""
-        x = None if x is None else torch.atleast_1d(as_tensor("x", x))
+        x = None if x is None else torch.atleast_1d(self.bnn.rows(x))
         y = None if y is None else self.bnn.likelihood.targets.read(y)
         return x, y
 
@@ -714,7 +722,7 @@ class Posterior:
         if x is None:
             inputs = None if self.rows is None else self.rows.x
         else:
-            inputs = None if isinstance(x, DataLoader) else as_tensor("x", x)
+            inputs = None if isinstance(x, DataLoader) else self.bnn.rows(x)
         if inputs is not None:
             self.inputs(inputs[:1])
         input_range = self._input_range(x if inputs is None else inputs)
@@ -737,7 +745,7 @@ class Posterior:
         """The range of training inputs that are given, else that of the fit; None, with a warning, of neither."""
         if isinstance(x, DataLoader):
             with kept():  # a loader draws its order
-                return InputRange.of_batches(x)
+                return InputRange.of_batches(as_rows(self.bnn.net, x))
         if x is not None:
             return InputRange.of(x)
         if "input_range" in self.meta:

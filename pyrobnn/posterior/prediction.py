@@ -18,6 +18,9 @@ from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import drawn, generator
 from pyrobnn.model import BNN
 from pyrobnn.model.likelihoods.base import Likelihood
+from pyrobnn.model.likelihoods.catalogue import Categorical
+from pyrobnn.model.likelihoods.dense import DenseCategorical
+from pyrobnn.model.output_shape import check_positions, target_shape
 
 #: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
 CHUNK_SCALARS = 2**24
@@ -39,6 +42,8 @@ class Prediction:
             (linearised Laplace); they replace the draws' in ``mean`` and ``epistemic_var``.
         y_mean, y_scale: units: targets were fitted as (y − y_mean) / y_scale; all but ``standard_f`` is in the units
             of y, and in the wider of the two floating types.
+        output_shape: the shape of the net's output for a row, (channel, height, width) say, where it has positions:
+            they are columns here, and :meth:`shaped` gives them their shape back.
 
     Attributes: ``f`` (chain, draw, point, out), the mean of y under every draw for numbers, (chain, draw, point,
     class) the logits for classes; ``standard_f``, the network's raw output, in standard units where the model
@@ -46,7 +51,7 @@ class Prediction:
     ``epistemic_var``, ``var``, all (point, out), with
     :math:`\mathrm{var} = E_s[\sigma_s^2] + \mathrm{Var}_s[\mu_s]` (law of total variance); for classes
     ``probs`` (point, class), and in nats ``aleatoric_entropy``, ``epistemic_entropy`` (mutual information) and
-    their sum ``entropy``, all (point,).
+    their sum ``entropy``, all (point,); of labels of positions (point, position, class) and (point, position).
 
     ``log_prob``, ``quantile`` and ``sample`` are those of the mixture of draws. So are ``mean`` and ``var``, unless
     there are exact ``moments``: the mixture then agrees with them up to the Monte-Carlo error of its draws.
@@ -61,6 +66,7 @@ class Prediction:
         moments: tuple[Tensor, Tensor] | None = None,
         y_mean: float | Tensor = 0.0,
         y_scale: float | Tensor = 1.0,
+        output_shape: Sequence[int] = (),
     ):
         sites = likelihood.own.priors | likelihood.own.points
         self.standard_f = standard_f
@@ -68,6 +74,7 @@ class Prediction:
         self.task = likelihood.task
         self.params = {name: value for name, value in params.items() if name in sites}
         self._moments = moments
+        self.output_shape = tuple(output_shape)
         # numbers of the data's own type: float32 has no room for a mean of 1e8 and a spread of 1
         self._y_mean = _unit(y_mean, standard_f.device)
         self._y_scale = _unit(y_scale, standard_f.device)
@@ -136,7 +143,84 @@ class Prediction:
             params,
             y_mean=self._y_mean,
             y_scale=self._y_scale,
+            output_shape=self.output_shape,
         )
+
+    def shaped(self, values: Tensor) -> Tensor:
+        r"""Values of columns, such as ``mean`` or ``f``, with the positions of images and sequences in their shape.
+
+        Args:
+            values: (…, point, column): ``mean``, ``var``, ``f``, a quantile, a sample; or of labels ``probs`` (point,
+                position, class).
+
+        Returns:
+            (…, point, \*shape), the shape of the net's output without its heads, or of labels without its classes
+            (``probs`` have them last). As they are where the net has no positions.
+
+        Example:
+            >>> import pyrobnn as pb
+            >>> net = torch.nn.Conv2d(1, 1, 3, padding=1)
+            >>> model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
+            >>> x = torch.zeros(5, 1, 4, 4)
+            >>> prediction = pb.MAP(num_steps=1, compile=False, polish_steps=0).fit(model, x, x).predict(x)
+            >>> prediction.mean.shape, prediction.shaped(prediction.mean).shape
+            (torch.Size([5, 16]), torch.Size([5, 1, 4, 4]))
+        """
+        if len(self.output_shape) < 2:
+            return values
+        shape = target_shape(self.likelihood, self.output_shape)
+        size = math.prod(shape)
+        if values.shape[-1] == math.prod(self.output_shape) != size:
+            return values.unflatten(-1, self.output_shape)
+        is_last = values.shape[-1] == size and (values.dim() < 3 or values.shape[-2] != size)
+        return values.unflatten(-1 if is_last else -2, shape)
+
+    def by_position(self, y: Tensor) -> tuple[Prediction, Tensor]:
+        """Every position that has a label as a point of its own, and its label: what accuracy and calibration count.
+
+        Args:
+            y: labels (N, …) of the positions.
+
+        Returns:
+            A prediction of a label a point, those of a row one after another, and the labels (point,).
+
+        Raises:
+            AttributeError: the prediction is none of :class:`pyrobnn.likelihoods.DenseCategorical`.
+
+        Caveat: positions of a row depend on each other; by row their number is not that of independent points.
+        """
+        likelihood = self.likelihood
+        if not isinstance(likelihood, DenseCategorical):
+            raise AttributeError(f"the prediction of a {self.task} likelihood has no positions")
+        labels = self._target(y).flatten()
+        f = likelihood.logits(self.standard_f).flatten(2, 3)
+        observed = likelihood.observed(labels)
+        return Prediction(f[:, :, observed], Categorical(), {}), labels[observed]
+
+    def one_position(self, y: Tensor) -> tuple[Prediction, Tensor]:
+        """One position of each row, and its target: points that are independent, as tests take them to be.
+
+        The first, the second, … of the row that has a label, in turn. Of truth values one column; of numbers, and of
+        one label a row, all there is.
+
+        Args:
+            y: targets, as ``log_prob`` takes them.
+        """
+        likelihood = self.likelihood
+        if isinstance(likelihood, DenseCategorical):
+            observed = likelihood.observed(self._target(y))
+            per_row = observed.sum(1)
+            points, labels = self.by_position(y)
+            rows = (per_row > 0).nonzero()[:, 0]
+            before = per_row.cumsum(0) - per_row
+            chosen = before[rows] + rows % per_row[rows]
+            return Prediction(points.standard_f[:, :, chosen], Categorical(), {}), labels[chosen]
+        if likelihood.targets.kind != "binary" or self.standard_f.shape[-1] == 1:
+            return self, y
+        labels = self._target(y)
+        column = (torch.arange(len(labels), device=labels.device) % labels.shape[1])[:, None]
+        f = self.standard_f.gather(-1, column.expand(*self.standard_f.shape[:2], -1, -1))
+        return Prediction(f, likelihood, self.params), labels.gather(1, column)
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Quantiles of the mixture of draws, each output by itself, to 1e-6 standard deviations of it.
@@ -265,7 +349,7 @@ class Prediction:
     def _entropy(self, probs: Tensor) -> Tensor:
         """Of labels; of truth values, of which each has its own probability, the sum over outputs."""
         terms = torch.special.entr(probs)
-        if self.likelihood.targets.kind != "label":
+        if self.likelihood.targets.kind == "binary":
             terms = terms + torch.special.entr(1 - probs)
         return terms.sum(-1)
 
@@ -323,7 +407,11 @@ class Prediction:
 
     def _target(self, y: Tensor) -> Tensor:
         """Targets as the likelihood takes them, in float64 and in the units of the data; ValueError of other rows."""
-        y = self.likelihood.targets.read(y).to(self.standard_f.device)
+        targets = self.likelihood.targets
+        y = targets.read(y).to(self.standard_f.device)
+        if self.output_shape:
+            check_positions(self.likelihood, y.shape, self.output_shape)
+        y = targets.columns(y)
         points, width = self.standard_f.shape[-2:]
         y = self.likelihood.target(y, width, torch.float64)
         if len(y) != points:
@@ -429,6 +517,10 @@ def hooked(
     with ExitStack() as handles:
         for name, module in modules.items():
             handles.enter_context(
-                module.register_forward_hook(lambda _, *call, name=name: hook(name, *call))
+                module.register_forward_hook(
+                    lambda _, *call, name=name: hook(name, *call),
+                    # before the net's own, which flattens what its last layer returns
+                    prepend=True,
+                )
             )
         yield

@@ -244,7 +244,7 @@ class PredictiveProgram(nn.Module):
     ) -> dict[str, Tensor]:
         by_draw = likelihood.probs(f, params)
         probs = by_draw.mean(0)
-        labels = likelihood.targets.kind == "label"
+        labels = likelihood.targets.kind != "binary"
         entropy = _entropy(probs, labels)
         aleatoric = _entropy(by_draw, labels).mean(0)
         epistemic = (entropy - aleatoric).clamp_min(0.0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pyrobnn.core.checks import Refused, as_tensor
+from pyrobnn.core.checks import Refused
 from pyrobnn.model import BNN
 from pyrobnn.model.density import Program
 
@@ -43,7 +43,7 @@ class Rows:
         if isinstance(x, (DataLoader, Dataset)) or y is None:
             return None
         if isinstance(model, BNN):
-            x = as_tensor("x", cast(Tensor, x))
+            x = model.rows(x)
             y = model.likelihood.targets.read(y)
         if not isinstance(y, Tensor) or not y.dim():
             return None

@@ -107,6 +107,8 @@ def prediction_columns(
 def _class_columns(prediction: Prediction, classes: Sequence[str] | None) -> dict[str, np.ndarray]:
     probs = prediction.probs.cpu().numpy()
     columns = {}
+    if probs.ndim == 3:
+        return _position_columns(prediction, probs)
     if classes is not None:
         columns["class"] = np.array(classes, dtype=object)[probs.argmax(1)]
     names = range(probs.shape[1]) if classes is None else classes
@@ -114,6 +116,19 @@ def _class_columns(prediction: Prediction, classes: Sequence[str] | None) -> dic
     columns |= {"p" if single else f"p_{name}": probs[:, i] for i, name in enumerate(names)}
     for kind in ("aleatoric_entropy", "epistemic_entropy"):
         columns[kind] = getattr(prediction, kind).cpu().numpy()
+    return columns
+
+
+def _position_columns(prediction: Prediction, probs: np.ndarray) -> dict[str, np.ndarray]:
+    """The probabilities (N, position, class) as ``p_position_class``, and entropies as ``…_entropy_position``."""
+    columns = {
+        f"p_{position}_{label}": probs[:, position, label]
+        for position in range(probs.shape[1])
+        for label in range(probs.shape[2])
+    }
+    for kind in ("aleatoric_entropy", "epistemic_entropy"):
+        for position, values in enumerate(getattr(prediction, kind).cpu().numpy().T):
+            columns[f"{kind}_{position}"] = values
     return columns
 
 

@@ -141,7 +141,7 @@ def rehearse(
     """
     _check_arguments(method, model, num_worlds, worlds, regions)
     check_data(model, x, y, model.device)
-    x = as_tensor("x", x)
+    x = model.rows(x)
     y = model.likelihood.targets.read(y)
     points_by_region = _checked_regions(_regions(x) if regions is None else regions, x)
     started = time.perf_counter()

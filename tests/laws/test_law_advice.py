@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -209,10 +211,7 @@ class Shaped(torch.nn.Module):
         (None, lk.HomoskedasticGaussian(1.0), "return one tensor"),
         ((), lk.HomoskedasticGaussian(1.0), r"return f.reshape\(len\(x\), -1\)"),
         ((), lk.Poisson(), r"return f.reshape\(len\(x\), -1\)"),
-        ((2, 3), lk.HomoskedasticGaussian(1.0), r"y.flatten\(1\)"),
-        ((2, 3), lk.Bernoulli(), r"y.flatten\(1\)"),
-        ((2, 3), lk.Categorical(), "a linear layer with a column for each class"),
-        ((3, 1, 2), lk.Categorical(), "write the model as a Pyro program"),
+        ((2, 3), lk.Categorical(), r"nn.Flatten\(\) and a linear layer"),
     ],
 )
 def test_an_output_of_another_shape_becomes_columns_as_the_error_says(shape, likelihood, said):
@@ -222,13 +221,8 @@ def test_an_output_of_another_shape_becomes_columns_as_the_error_says(shape, lik
     x = torch.linspace(-1, 1, 20).reshape(10, 2)
     y = (x.sum(1, keepdim=True) > 0).float()
     classes = isinstance(likelihood, lk.Categorical)
-    y = (
-        (y[:, 0].long() + 1)
-        if classes
-        else y
-        if shape in ((), None)
-        else y.reshape(10, 1, 1).expand(10, *shape)
-    )
+    if classes:
+        y = y[:, 0].long() + 1
     map_ = pb.MAP(polish_steps=0, **STEPS)
     with pytest.raises((ValueError, TypeError), match=said):
         map_.fit(pb.BNN(net, normal_prior(), likelihood), x, y)
@@ -236,24 +230,24 @@ def test_an_output_of_another_shape_becomes_columns_as_the_error_says(shape, lik
         map_.fit(pb.BNN(flat, normal_prior(), likelihood), x, y)
         return
     net.shape = (-1,)
-    map_.fit(
-        pb.BNN(net, normal_prior(), likelihood),
-        x,
-        y.flatten(1) if shape else y.expand(10, net.linear.out_features),
-    )
+    columns = y.expand(10, net.linear.out_features)
+    map_.fit(pb.BNN(net, normal_prior(), likelihood), x, columns)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_labels_of_every_position_are_a_program_as_the_error_says():
-    x = torch.linspace(-1, 1, 60).reshape(10, 6)
-
-    def program(x, y=None):
-        weight = pyro.sample("weight", dist.Normal(torch.zeros(3), 1.0).to_event(1))
-        with pyro.plate("rows", len(x)):
-            pyro.sample("y", dist.Categorical(logits=x[..., None] * weight).to_event(1), obs=y)
-
-    found = pb.SVI(**STEPS).fit(program, x, (x > 0).long())
-    assert found.draws["weight"].shape[-1] == 3
+@pytest.mark.parametrize(
+    ("shape", "class_dim", "positions"),
+    [((3, 2), 1, (2,)), ((3, 1, 2), 1, (1, 2)), ((2, 3), -1, (2,))],
+)
+def test_labels_of_every_position_are_taken_as_the_error_says(shape, class_dim, positions):
+    with seeded(0):
+        net = Shaped(shape)
+    x = torch.linspace(-1, 1, 20).reshape(10, 2)
+    y = (x > 0).long().reshape(10, *positions)
+    map_ = pb.MAP(polish_steps=0, **STEPS)
+    advice = f"pb.likelihoods.DenseCategorical(num_classes=3, class_dim={class_dim})"
+    with pytest.raises(ValueError, match=re.escape(advice)):
+        map_.fit(pb.BNN(net, normal_prior(), lk.Categorical()), x, y)
+    map_.fit(pb.BNN(net, normal_prior(), lk.DenseCategorical(3, class_dim)), x, y)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

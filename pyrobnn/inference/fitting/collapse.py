@@ -38,7 +38,7 @@ def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     if not isinstance(model, BNN) or isinstance(x, (DataLoader, Dataset)) or _unfinished(posterior):
         return []
     targets = model.likelihood.targets
-    all_labels = targets.read(y)
+    all_labels = targets.columns(targets.read(y))
     inputs = as_tensor("x", x)
     if len(inputs) < 20 or targets.censoring is not None:
         return []

@@ -262,7 +262,8 @@ def _pairs(loader: DataLoader, epoch: Epoch, gather: bool) -> list[Sequence[Arra
         )
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ValueError(
-            "the DataLoader must give batches (x, y): return two tensors from the dataset"
+            "the DataLoader must give batches (x, y): return two tensors from the dataset; of several inputs, as "
+            "(x1, x2, y) or a dictionary, put pb.networks.SeveralInputs(net, x) into the BNN in place of net"
         )
     return [batch, *batches] if gather else [batch]
 

@@ -128,7 +128,7 @@ def _net_quantities(net: JudgedNet, draws: Mapping[str, Tensor]) -> dict[str, Te
     """Function values, log prior and layer norms, each (chain, draw); of a block of draws at a time."""
     from pyrobnn.posterior.datatree import probes
 
-    x = net.model.unit_exposure(probes(net.x.cpu())[0]).to(net.x.device)
+    x = net.model.comparable(probes(net.x.cpu())[0]).to(net.x.device)
     shape = next(iter(draws.values())).shape[:2]
     blocks: dict[str, list[Tensor]] = {}
     for start in range(0, shape.numel(), _BLOCK):

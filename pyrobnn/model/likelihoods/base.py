@@ -30,8 +30,8 @@ class Targets:
     """What the targets of a likelihood are, and what the network returns for each.
 
     Attributes:
-        kind: ``"number"``, ``"count"`` (a whole number), ``"binary"`` (0 or 1), all (N, out); or ``"label"``, one of
-            several classes, (N,).
+        kind: ``"number"``, ``"count"`` (a whole number), ``"binary"`` (0 or 1), all (N, out); ``"label"``, one of
+            several classes, (N,); or ``"labels"``, one of several classes for each position, (N, position).
         heads: network outputs per target column.
         normal: whether y given f is normal with the moments of ``loc_scale``.
         linear_mean: whether the mean of y is the first outputs of the network, one per column.
@@ -42,7 +42,7 @@ class Targets:
             any scale; None where y has no units.
     """
 
-    kind: Literal["number", "count", "binary", "label"] = "number"
+    kind: Literal["number", "count", "binary", "label", "labels"] = "number"
     heads: int = 1
     normal: bool = False
     linear_mean: bool = False
@@ -53,7 +53,7 @@ class Targets:
     @property
     def classes(self) -> bool:
         """Whether y is predicted by probabilities and entropies, not by a mean and a variance."""
-        return self.kind in ("binary", "label")
+        return self.kind in ("binary", "label", "labels")
 
     def read(self, y: Any) -> Tensor:
         """``y`` as a tensor; censored values also from a structured array or DataFrame, one column truth values."""
@@ -63,6 +63,11 @@ class Targets:
         columns = [as_tensor("y", np.asarray(y[name])) for name in names]
         columns.sort(key=lambda column: column.dtype == torch.bool)
         return torch.stack([column.double() for column in columns], 1)
+
+    @staticmethod
+    def columns(y: Tensor) -> Tensor:
+        """``y`` with the positions of images and sequences (N, …) as columns, (N, column)."""
+        return y.flatten(1) if y.dim() > 2 else y
 
     def values(self, y: Tensor) -> Tensor:
         """The columns of ``y`` that are predicted."""

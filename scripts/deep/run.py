@@ -1,0 +1,384 @@
+"""What a fit of a deep net costs and what its predictions are worth, method by method, each in a process of its own.
+
+    python scripts/deep/run.py                      99,550 weights on scikit-learn's digits, scaled up to 28 x 28
+    python scripts/deep/run.py --net resnet18           11.2 million weights on the same digits as 3 x 32 x 32
+    python scripts/deep/run.py --methods MAP --num-train 200 --num-steps 20      a quick look
+
+One record a method goes to records.jsonl. Every method has the same number of gradient steps in batches of 64; those of
+one net's training (SWAG, last layer, Kronecker factors, posthoc) begin with that training, which their seconds contain.
+Images that are not of the training's kind: the test digits turned by a quarter, and patches of two photographs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from deep.claim_tables import METHODS, table  # noqa: E402
+from records import append_record, measured, peak_mb, read_records, versions  # noqa: E402
+
+import pyrobnn as pb  # noqa: E402
+
+RECORDS = HERE / "records.jsonl"
+SIDES = {"cnn": 28, "resnet18": 32}
+CHANNELS = {"cnn": 1, "resnet18": 3}
+#: draws of every method that has as many as are asked for
+NUM_DRAWS = 30
+BATCH_SIZE = 64
+
+
+class Block(nn.Module):
+    """Two convolutions with batch norm and a shortcut (He et al., 2016)."""
+
+    def __init__(self, before: int, after: int, stride: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(
+                before,
+                after,
+                3,
+                stride,
+                1,
+                bias=False,
+            ),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def cnn() -> nn.Sequential:
+    """Two convolutions with pooling and two linear layers, 99,550 weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1568, 60),
+        nn.ReLU(),
+        nn.Linear(60, 10),
+    )
+
+
+def resnet18() -> nn.Sequential:
+    """ResNet-18 for images of 3 x 32 x 32, 11,173,962 weights."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+    ]
+    width = 64
+    for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(width, after, stride), Block(after, after, 1)]
+        width = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+NETS: dict[str, Callable[[], nn.Sequential]] = {"cnn": cnn, "resnet18": resnet18}
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Images (N, channel, side, side) and labels (N,) of training and test, and images of other kinds, by name."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    others: Mapping[str, Tensor]
+
+
+def images(net: str, num_train: int | None, seed: int) -> Images:
+    """Two thirds and a third of scikit-learn's digits, and as many images of other kinds as there are test images."""
+    side = SIDES[net]
+    digits = pb.data.digits()
+    x = nn.functional.interpolate(
+        digits.x,
+        size=(side, side),
+        mode="bilinear",
+    )
+    x = x.expand(-1, CHANNELS[net], -1, -1).contiguous()
+    train, test = pb.data.train_test_split(
+        dataclasses.replace(digits, x=x),
+        1 / 3,
+        seed=seed,
+    )
+    others = {
+        "turned": test.x.rot90(1, (2, 3)).contiguous(),
+        "photographs": photographs(side, CHANNELS[net], test.num_data),
+    }
+    return Images(train.x[:num_train], train.y[:num_train], test.x, test.y, others)
+
+
+def photographs(side: int, channels: int, count: int) -> Tensor:
+    """Patches (count, channels, side, side) of scikit-learn's two photographs, with the range of the digits."""
+    from sklearn.datasets import load_sample_images
+
+    patches = []
+    for image in load_sample_images().images:
+        gray = torch.tensor(image).double().mean(-1) / 255
+        tiles = gray.unfold(0, side, side).unfold(1, side, side).reshape(-1, side, side)
+        patches.append(tiles)
+    tiles = torch.cat(patches).float()
+    chosen = tiles[torch.linspace(0, len(tiles) - 1, count).long()]
+    return chosen[:, None].expand(-1, channels, -1, -1).contiguous()
+
+
+def trained(net: nn.Module, data: Images, num_steps: int) -> nn.Module:
+    """The net after a plain loop of Adam, in evaluation mode."""
+    net.train()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    order = torch.randperm(len(data.x))
+    for step in range(num_steps):
+        start = step * BATCH_SIZE % max(len(order) - BATCH_SIZE, 1)
+        rows = order[start : start + BATCH_SIZE]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(data.x[rows]), data.y[rows]).backward()
+        optimizer.step()
+    return net.eval()
+
+
+def temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature under which held-out labels are likeliest, of a grid of 200 from 0.05 to 20."""
+    grid = torch.logspace(-1.3, 1.3, 200)
+    losses = [nn.functional.cross_entropy(logits / value, labels) for value in grid]
+    return float(grid[torch.stack(losses).argmin()])
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """What a method gave: probabilities (N, class) of images, and the bytes of its file."""
+
+    probs: Callable[[Tensor], Tensor]
+    file_bytes: int
+
+
+def of_net(net: nn.Module, divisor: float) -> Fit:
+    """A net whose logits are divided by a temperature."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "net.pt")
+        torch.save(net.state_dict(), path)
+        return Fit(lambda x: (net(x) / divisor).softmax(-1), path.stat().st_size)
+
+
+def of_posterior(posterior: pb.Posterior) -> Fit:
+    """A posterior, with the file that it saves."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = posterior.save(Path(folder, "posterior.nc"))
+        return Fit(lambda x: posterior.predict(x).probs, path.stat().st_size)
+
+
+def fit_of(
+    method: str,
+    net: nn.Module,
+    data: Images,
+    num_steps: int,
+    seed: int,
+) -> Fit:
+    """The fit of a method: of those that begin with a trained net, the training as well."""
+    kept_back = len(data.x) // 5
+    held_out = (data.x[:kept_back], data.y[:kept_back])
+    inner = dataclasses.replace(
+        data,
+        x=data.x[kept_back:],
+        y=data.y[kept_back:],
+    )
+    if method == "torch loop":
+        return of_net(trained(net, data, num_steps), 1.0)
+    if method == "temperature scaling":
+        ready = trained(net, inner, num_steps)
+        return of_net(ready, temperature(ready(held_out[0]), held_out[1]))
+    if method == "posthoc":
+        ready = trained(net, inner, num_steps)
+        return of_posterior(
+            pb.posthoc(
+                ready,
+                inner.x,
+                inner.y,
+                held_out=held_out,
+                seed=seed,
+            )
+        )
+    return of_posterior(posterior_of(method, net, data, num_steps, seed))
+
+
+def posterior_of(
+    method: str,
+    net: nn.Module,
+    data: Images,
+    num_steps: int,
+    seed: int,
+) -> pb.Posterior:
+    """The posterior of a method that trains the net itself."""
+    steps: dict[str, Any] = {
+        "num_steps": num_steps,
+        "batch_size": BATCH_SIZE,
+        "lr": 1e-3,
+    }
+    search = pb.MAP(polish_steps=0, **steps)
+    model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.Categorical())
+    methods: dict[str, Any] = {
+        "MAP": search,
+        "ensemble of 5": pb.DeepEnsemble(num_members=5, **steps),
+        "MC dropout": pb.MCDropout(p=0.2, **steps),
+        "SVI, mean field": pb.SVI(**steps),
+        "SWAG": pb.SWAG(num_steps=num_steps // 2, batch_size=BATCH_SIZE),
+        "last-layer Laplace": pb.Laplace(subset="last_layer", map=search),
+        "Kronecker Laplace": pb.Laplace(structure="kron", map=search),
+    }
+    options: dict[str, Any] = {"seed": seed}
+    if method not in ("MAP", "ensemble of 5"):
+        options["num_draws"] = NUM_DRAWS
+    if method == "SWAG":
+        options["init"] = search.fit(model, data.x, data.y, seed=seed)
+    return methods[method].fit(
+        model,
+        data.x,
+        data.y,
+        **options,
+    )
+
+
+@torch.no_grad()
+def scores(fit: Fit, data: Images) -> dict[str, Any]:
+    """Held-out log density in nats, accuracy, calibration error, and AUROC of other images by entropy."""
+    probs = _in_parts(fit.probs, data.test_x)
+    entropy = torch.special.entr(probs).sum(-1)
+    aurocs = {
+        name: auroc(torch.special.entr(_in_parts(fit.probs, x)).sum(-1), entropy)
+        for name, x in data.others.items()
+    }
+    positive = probs.clamp_min(torch.finfo(probs.dtype).tiny)
+    return {
+        "log_density": -pb.metrics.nll(positive / positive.sum(-1, keepdim=True), data.test_y),
+        "accuracy": pb.metrics.accuracy(probs, data.test_y),
+        "ece": pb.metrics.ece(probs, data.test_y),
+        "auroc": aurocs,
+        "file_mb": fit.file_bytes / 1e6,
+    }
+
+
+def auroc(others: Tensor, usual: Tensor) -> float:
+    """The probability that an image of another kind has the larger score, ties counting half."""
+    difference = others[:, None] - usual[None]
+    return float(((difference > 0).double() + 0.5 * (difference == 0).double()).mean())
+
+
+def _in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return torch.cat([function(rows) for rows in x.split(100)])
+
+
+def run_one(arguments: argparse.Namespace) -> None:
+    """Fit and score one method in this process, and append its record."""
+    data = images(arguments.net, arguments.num_train, arguments.seed)
+    torch.manual_seed(arguments.seed)
+    net = NETS[arguments.net]()
+    before = peak_mb()
+    task = {
+        "net": arguments.net,
+        "weights": sum(param.numel() for param in net.parameters()),
+        "method": arguments.methods[0],
+        "num_train": len(data.x),
+        "num_steps": arguments.num_steps,
+        "seed": arguments.seed,
+        "mb_before": before,
+        "versions": versions(),
+    }
+    work = partial(fit_of, arguments.methods[0], net, data, arguments.num_steps, arguments.seed)
+    fits: list[Fit] = []
+
+    def fit() -> dict[str, Any]:
+        fits.append(work())
+        return {}
+
+    record = measured(task, fit)
+    record |= {"compile_seconds": round(os.times().children_user, 2)}
+    append_record(arguments.results, record | scores(fits[0], data))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run what the command line says, each method in a new process, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--net",
+        choices=list(NETS),
+        default="cnn",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=METHODS,
+    )
+    parser.add_argument(
+        "--num-train",
+        type=int,
+        help="rows to fit; all where left out",
+    )
+    parser.add_argument(
+        "--num-steps",
+        type=int,
+        default=200,
+        help="gradient steps of a training",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+    )
+    parser.add_argument(
+        "--results",
+        default=str(RECORDS),
+        help="file to append the records to",
+    )
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="in this process, of one method",
+    )
+    arguments = parser.parse_args(words)
+    if arguments.here:
+        run_one(arguments)
+        return
+    for method in arguments.methods:
+        options = [f"--net={arguments.net}", f"--num-steps={arguments.num_steps}"]
+        options += [f"--seed={arguments.seed}", f"--results={arguments.results}"]
+        if arguments.num_train is not None:
+            options.append(f"--num-train={arguments.num_train}")
+        command = [sys.executable, __file__, "--here", *options, "--methods", method]
+        finished = subprocess.run(command, check=False)
+        if finished.returncode:
+            print(f"{method}: no record, exit status {finished.returncode}", file=sys.stderr)
+    print(table(read_records(arguments.results)))
+
+
+if __name__ == "__main__":
+    main()
