@@ -289,8 +289,11 @@ def without_gradient(x, y):
 NET = torch.nn.Linear(1, 1)
 
 
+register = pyro.module
+
+
 def with_a_net(x, y):
-    net = pyro.module("encoder", NET)
+    net = register("encoder", NET)
     written(net(x[:1]), y)
 
 
