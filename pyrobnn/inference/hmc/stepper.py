@@ -114,9 +114,20 @@ def _around_gradient(
 
     with torch.no_grad():
         gradient, value = machine.gradient(position(*example))
-    options = {"enabled": False, "calls": step.calls}
-    before = compiled(position, *example, **options)
-    after = compiled(rest, gradient, value, *example, **options)
+    before = compiled(
+        position,
+        *example,
+        enabled=False,
+        calls=step.calls,
+    )
+    after = compiled(
+        rest,
+        gradient,
+        value,
+        *example,
+        enabled=False,
+        calls=step.calls,
+    )
 
     def whole(*arguments: Tensor) -> tuple[()]:
         gradient, value = machine.gradient(before.unchecked(*arguments))
