@@ -23,14 +23,10 @@ from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.program import rows_together, why_impossible
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.watch import after, end_of
-from pyrobnn.inference.optim.descent import unfinished_by_losses
+from pyrobnn.inference.optim.free_noise import HELD_SHARE, LEVELS, FreeNoise, held_first
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.paths import (
-    HELD_SHARE,
-    LEVELS,
     SECOND_SHARE,
-    FreeNoise,
-    held_first,
 )
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_value import (
@@ -591,7 +587,7 @@ class GuideFit:
             meta["log_evidence_kind"] = "elbo"
         if temperature == 1.0:
             losses = -result.tracked["elbo"]
-            meta |= unfinished_by_losses(result, losses, 1.0, self.problem.density.dim)
+            meta |= result.unfinished(losses, 1.0, self.problem.density.dim)
         meta["elbo_error"] = None
         if evidence.elbo is not None:
             # of the estimate, and of a search that has not ended

@@ -170,10 +170,16 @@ def takes_data(guide: _Guide) -> bool:
 
 
 def has_sites(guide: _Guide, density: Density) -> bool:
-    """Whether a function that may be a guide, or may make one, samples anything when it is called with the data."""
+    """Whether a function that may be a guide, or may make one, samples anything when it is called with the data.
+
+    Raises:
+        Refused: it is a guide, of parameters that cannot be followed.
+    """
     try:
         inspect.signature(guide).bind(*density.args)
         nodes = WrittenGuide(guide, density)._first_run(density)
+    except Refused:
+        raise  # it is a guide, and what it may not do is said
     except Exception:  # noqa: BLE001  # whatever a function does that is called with what it was not made for
         return False
     return any(map(is_latent, nodes.values()))
