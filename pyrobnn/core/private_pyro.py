@@ -129,11 +129,10 @@ def copy_of_guide(
 
 def subsample_as(guide: AutoGuide, counts: Mapping[str, int]) -> None:
     """Let the plates of an AutoGuide that was made for all rows draw as many of them as the model's plates do."""
-    for module in guide.modules():
-        frames = (
-            getattr(module, "_prototype_frames", None) if isinstance(module, AutoGuide) else None
-        )
-        for name in counts.keys() & (frames or {}).keys():
+    parts = [module for module in guide.modules() if isinstance(module, AutoGuide)]
+    for guide_part in parts:
+        frames = getattr(guide_part, "_prototype_frames", {})
+        for name in counts.keys() & frames.keys():
             frames[name] = frames[name]._replace(size=counts[name])
 
 

@@ -205,10 +205,16 @@ def distributions_born(hook: Callable[[Distribution], None]) -> Iterator[None]:
                 _make_distributions_by(_original_init, _original_clamp)
 
 
+@functools.cache  # a look-up takes longer than what is done with it, and there are dozens in one density
+def _functorch(find: Callable[[str], Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+    """What ``find`` says of names of functorch."""
+    return tuple(find(f"torch._C._functorch.{name}") for name in names)
+
+
 def depends(value: Tensor) -> bool:
     """Whether a tensor has a gradient, or a value of its own at each of the points that ``vmap`` has put together."""
     names = ("is_functorch_wrapped_tensor", "maybe_get_bdim", "get_unwrapped")
-    is_wrapped, axis, unwrapped = (private.find(f"torch._C._functorch.{name}") for name in names)
+    is_wrapped, axis, unwrapped = _functorch(private.find, names)
     if None in (is_wrapped, axis, unwrapped):
         return True
     while is_wrapped(value):
@@ -221,7 +227,7 @@ def depends(value: Tensor) -> bool:
 def is_batched(value: Tensor) -> bool:
     """Whether ``vmap`` has put together several values in a tensor; False where torch lacks a name that tells."""
     names = ("is_functorch_wrapped_tensor", "maybe_get_bdim", "get_unwrapped")
-    is_wrapped, axis, unwrapped = (private.find(f"torch._C._functorch.{name}") for name in names)
+    is_wrapped, axis, unwrapped = _functorch(private.find, names)
     if None in (is_wrapped, axis, unwrapped):
         return False
     while is_wrapped(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,10 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pyrobnn.core.private import Tracer
 from pyrobnn.core.private_torch import without_fallback_warnings
 from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.constants import OwnTensors
+from pyrobnn.model.guards import values_read
 
 #: `warnings.catch_warnings` would change the filters of all threads, and of two that overlap leave one's for good
 _UNWARNED = Shared(without_fallback_warnings)
@@ -52,7 +55,10 @@ def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tupl
         why = why_not_batched(error)
 
         def looped(z: Tensor) -> tuple[Tensor, Tensor]:
-            gradients, values = zip(*map(single, z), strict=True)
+            # one alone may be traced
+            reads = contextlib.nullcontext() if Tracer.active() else values_read()
+            with reads:
+                gradients, values = zip(*map(single, z), strict=True)
             return torch.stack(gradients), torch.stack(values)
 
         looped(z)  # an error of the program itself surfaces here

@@ -56,16 +56,14 @@ def infer_local(
     shared = {name: posterior.draws[name].flatten(0, 1) for name in known if name not in names}
     # one for each draw, also of a program whose rows share nothing
     numbers = torch.arange(posterior.num_chains * posterior.num_draws, device=density.device)
-    by_guide = isinstance(posterior.approximation, DrawsRows) and _knows_rows(
-        posterior.approximation, density, {name: value[0] for name, value in shared.items()}, seed
-    )
+    first = {name: value[0] for name, value in shared.items()}
+    guide = _guide_of_rows(posterior, density, first, seed)
 
     def run(_: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if by_guide:
-            drawn: Mapping[str, Tensor] = posterior.approximation.draw_rows(density, values)
-        else:
+        drawn = None if guide is None else guide.draw_rows(density, values)
+        if drawn is None:
             nodes = density.run(values)
-            drawn = {name: nodes[name]["value"] for name in names}
+            return {name: nodes[name]["value"] for name in names}
         return {name: drawn[name] for name in names}
 
     size = sum(density.site(name).size for name in names)
@@ -78,7 +76,7 @@ def infer_local(
         )
     shape = posterior.num_chains, posterior.num_draws
     values = {name: value.reshape(*shape, *value.shape[1:]) for name, value in flat.items()}
-    return LocalDraws(values, "guide" if by_guide else "program")
+    return LocalDraws(values, "program" if guide is None else "guide")
 
 
 def sites_of_rows(posterior: PosteriorLike, x: Any, y: Any) -> list[str]:
@@ -126,12 +124,15 @@ def _of_rows(posterior: PosteriorLike, density: Density) -> list[str]:
     ]
 
 
-def _knows_rows(
-    approximation: DrawsRows,
+def _guide_of_rows(
+    posterior: PosteriorLike,
     density: Density,
     shared: Mapping[str, Tensor],
     seed: int,
-) -> bool:
-    """Whether the guide draws the sites of these rows, as an amortised one does that is given their outcomes."""
+) -> DrawsRows | None:
+    """The guide, where it draws the sites of these rows, as an amortised one does that is given their outcomes."""
+    guide = posterior.approximation
+    if not isinstance(guide, DrawsRows):
+        return None
     with seeded(seed, density.device):
-        return approximation.draw_rows(density, shared) is not None
+        return None if guide.draw_rows(density, shared) is None else guide

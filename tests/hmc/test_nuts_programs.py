@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import pyro
@@ -14,10 +15,10 @@ from pyro.distributions import constraints
 import pyrobnn as pb
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc import run
+from pyrobnn.inference.hmc import run, stepper
 from pyrobnn.inference.hmc.starts import finite_starts
 from pyrobnn.inference.hmc.windows import STATS, extend_phase, not_stationary, planned
-from pyrobnn.model import Density
+from pyrobnn.model import Density, gradient
 
 QUICK = {"compile": False}
 
@@ -285,3 +286,24 @@ def test_draws_worth_too_few_are_said():
     with pytest.warns(UserWarning, match="(effective sample size of|have not mixed)"):
         posterior = pb.NUTS(**slow, **QUICK).fit(program, num_draws=600)
     assert any("reparameterise" in text for text in posterior.meta["warnings"])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_around_a_gradient_that_looks_at_values_is_traced_to_the_same_bits(monkeypatch):
+    def looking(x, y):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        if slope > 5.0:
+            pyro.factor("steep", -slope)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(slope * x, scale), obs=y)
+
+    x = torch.linspace(-1, 1, 10)
+    method = pb.NUTS(num_chains=1, num_warmup=10, compile=False)
+    draws = method.fit(looking, x, 2 * x, num_draws=5).draws
+    monkeypatch.setattr(stepper, "_around_gradient", lambda machine, example, step: step)
+    # without the values being read, every parameter is guarded
+    monkeypatch.setattr(gradient, "values_read", contextlib.nullcontext)
+    eager = method.fit(looking, x, 2 * x, num_draws=5).draws
+    for site, values in eager.items():
+        assert torch.equal(draws[site], values)

@@ -47,10 +47,20 @@ def leapfrog(
         q, r, g: whitened positions, momenta and gradients (chain, dim) before it.
         move: step size times direction (chain, 1).
     """
-    half = r + 0.5 * move * g
-    q = materialize(q + move * half)
+    q, half = drifted(q, r, g, move)
     g, lp = gradient(q)
     return Place(q, g, lp), materialize(half + 0.5 * move * g)
+
+
+def drifted(
+    q: Tensor,
+    r: Tensor,
+    g: Tensor,
+    move: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The positions (chain, dim) after a leapfrog, and the momenta half-way; arguments as of :func:`leapfrog`."""
+    half = r + 0.5 * move * g
+    return materialize(q + move * half), half
 
 
 def kinetic_energy(r: Tensor) -> Tensor:

@@ -27,7 +27,14 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting import rng
-from pyrobnn.inference.hmc.leapfrog import Place, kinetic_energy, leapfrog, whitened_gradient
+from pyrobnn.inference.hmc.leapfrog import (
+    Place,
+    drifted,
+    kinetic_energy,
+    leapfrog,
+    whitened_gradient,
+)
+from pyrobnn.inference.hmc.metric import unwhiten
 from pyrobnn.inference.hmc.step_size import updated_adaptation
 from pyrobnn.inference.hmc.windows import STATS
 from pyrobnn.model.gradient import Gradient
@@ -191,6 +198,14 @@ class Machine:
         q = place.q
         g = place.g
         return State(torch.stack((q, r, g, q, r, g, q, g, q, g)), torch.stack(scalars), dual)
+
+    def next_position(self, *arguments: Tensor) -> Tensor:
+        """Where a step asks for the gradient, (chain, dim), not whitened. Arguments as of :meth:`step`."""
+        vectors = Vectors(*arguments[0].unbind(0))
+        scalars = Scalars(*arguments[1].unbind(0))
+        move = (scalars.step_size * scalars.sign).to(self.dtype).unsqueeze(-1)
+        q, _ = drifted(vectors.q, vectors.r, vectors.g, move)
+        return unwhiten(q, arguments[7])
 
     def step(self, *arguments: Tensor) -> tuple[()]:
         """One leapfrog for every chain, in place. Arguments: State, Buffers, whitening, chain keys."""
