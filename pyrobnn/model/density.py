@@ -53,6 +53,7 @@ from pyrobnn.model.nodes import (
     is_replicated,
     is_subsample,
 )
+from pyrobnn.model.padding import Padding
 from pyrobnn.model.positive_definite import FromCholesky
 
 Program = Callable[..., Any]
@@ -147,6 +148,8 @@ class Density:
     states: Mapping[str, int] = MappingProxyType({})
     #: whether runs sum out the discrete sites, or draw them
     sums_out = False
+    #: of its own rows, where some are filled in
+    padding: Padding | None = None
 
     def __init__(
         self,
@@ -716,7 +719,12 @@ class Density:
                 idioms,
                 at_many_points(),
             ):
-                return pyro.poutine.trace(program).get_trace(*(args or self.args))
+                if args or self.padding is None:
+                    return pyro.poutine.trace(program).get_trace(*(args or self.args))
+                with self.padding.told():
+                    trace = pyro.poutine.trace(program).get_trace(*self.args)
+                self.padding.weigh(trace.nodes)
+                return trace
 
     def _own_tensors(self, point: Tensor) -> contextlib.AbstractContextManager[Any]:
         """The context in which tensors that are made belong to the point, where the program writes into any."""
