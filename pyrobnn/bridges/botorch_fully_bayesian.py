@@ -166,9 +166,9 @@ def matern_5_2(x: Tensor, inv_length_sq: Tensor) -> Tensor:
     The derivative is written out: that of the root is infinite where two rows are one.
     """
     x = x - 0.5
+    norms = (x.square() * inv_length_sq).sum(-1)
     products = (x * inv_length_sq) @ x.T
-    norms = products.diagonal(dim1=-2, dim2=-1)
-    squares = norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2.0 * products
+    squares = norms.unsqueeze(-1) + norms - 2.0 * products
     fixed = squares.detach().clamp(min=0.0)
     distance = _SQRT5 * fixed.sqrt()
     decay = (-distance).exp()
@@ -190,7 +190,7 @@ def log_marginal(
     """
     counted = weights.unsqueeze(-1) * weights
     variances = variance * weights + (1.0 - weights)
-    matrix = covariance * counted + torch.diag(variances)
+    matrix = covariance * counted + variances * torch.eye(len(weights)).to(covariance)
     residual = residual * weights
     root = torch.linalg.cholesky(matrix.detach())
     inverse = torch.cholesky_inverse(root)

@@ -1,9 +1,9 @@
 """A density of N rows in the shapes of more: filled rows weigh nothing, so that one compiled code serves every N.
 
-Rows are filled up with copies of the last one, and the term of every row at an observed site is multiplied by its
-weight, one or zero. A site that is one joint event of all rows, as a multivariate normal is, cannot be weighted so: the
-program asks for :func:`row_weights` and takes the filled rows out itself. :func:`padded` compares the density with that
-of the rows alone, and refuses a program of which the two differ.
+Rows are filled up with copies of the last one, whose terms at the observed sites are masked. A site that is one joint
+event of all rows, as a multivariate normal is, has no terms to mask: the program asks for :func:`row_weights` and takes
+the filled rows out itself. :func:`padded` compares the density with that of the rows alone, and refuses a program of
+which the two differ.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import seeded
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.nodes import Node, is_datum
@@ -48,51 +49,43 @@ class Padding:
 
     Attributes:
         num_rows: N, of the data.
-        weights: (capacity,), one for a row of the data and zero for a filled one.
+        is_row: (capacity,), true for a row of the data.
         sites: names of the observed sites that have a term for each row.
     """
 
     num_rows: int
-    weights: Tensor
+    is_row: Tensor
     sites: frozenset[str]
-
-    @property
-    def capacity(self) -> int:
-        """Rows with the filled ones."""
-        return len(self.weights)
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Inside, :func:`row_weights` has these weights."""
-        token = _weights.set(self.weights)
+        """Inside, :func:`row_weights` has their weights."""
+        token = _weights.set(self.is_row.float())
         try:
             yield
         finally:
             _weights.reset(token)
 
-    def weigh(self, nodes: Mapping[str, Any]) -> None:
-        """Give the terms of the rows their weights, in the nodes of a run."""
+    def mask(self, nodes: Mapping[str, Any]) -> None:
+        """Mask the terms of filled rows, in the nodes of a run."""
         for name in self.sites:
             node = nodes[name]
-            # a joint event of all rows: the program has weighed them
             law = _law_of_rows(node)
+            # a joint event of all rows: the program has weighed them
             if law is None:
                 continue
             num_trailing = node["value"].dim() - law.event_dim - 1
-            weights = self.weights.reshape(-1, *[1] * num_trailing)
+            is_row = self.is_row.reshape(-1, *[1] * num_trailing)
             node["fn"] = law
-            node["scale"] = self._scale_of_rows(node["scale"]) * weights.to(node["value"].device)
+            node["mask"] = is_row if node["mask"] is None else is_row & node["mask"]
+            node["scale"] = self._scale_of_rows(node["scale"])
 
     def _scale_of_rows(self, scale: Tensor | float) -> Tensor | float:
-        """A scale without what a plate of N rows makes of more rows than N."""
+        """A scale without what a plate of a stated size N makes of the filled rows, of which it has more."""
         if isinstance(scale, Tensor):
             return scale
-        scale = scale * self.capacity / self.num_rows if self._is_of_fewer(scale) else scale
-        return 1.0 if math.isclose(scale, 1.0, rel_tol=1e-12) else scale
-
-    def _is_of_fewer(self, scale: float) -> bool:
-        """Whether a plate of a stated size N has been given the filled rows as its subsample."""
-        return math.isclose(scale, self.num_rows / self.capacity, rel_tol=1e-12)
+        share = self.num_rows / len(self.is_row)
+        return 1.0 if math.isclose(scale, share, rel_tol=1e-12) else scale
 
 
 def _law_of_rows(node: Node) -> Any:
@@ -148,10 +141,10 @@ def _filled(density: Density, num_rows: int, total: int) -> Density:
         copies = leaf[-1:].expand(total - num_rows, *leaf.shape[1:])
         return torch.cat([leaf, copies])
 
-    weights = (torch.arange(total) < num_rows).float().to(density.device)
+    is_row = (torch.arange(total) < num_rows).to(density.device)
     filled = copy.copy(density)
     filled.args = mapped(fill, density.args)
-    filled.padding = Padding(num_rows, weights, _sites_of_rows(density, num_rows))
+    filled.padding = Padding(num_rows, is_row, _sites_of_rows(density, num_rows))
     return filled
 
 
@@ -164,10 +157,12 @@ def _sites_of_rows(density: Density, num_rows: int) -> frozenset[str]:
         return leaf[:-1]
 
     values = density.constrain(torch.zeros(density.dim, dtype=density.dtype, device=density.device))
-    lengths = _lengths(density.run(values))
-    shorter = lengths
-    if num_rows > 1:
-        shorter = _lengths(density.run(values, mapped(without_last, density.args)))
+    # discrete sites are drawn
+    with seeded(0, density.device):
+        lengths = _lengths(density.run(values))
+        shorter = lengths
+        if num_rows > 1:
+            shorter = _lengths(density.run(values, mapped(without_last, density.args)))
     change = int(num_rows > 1)
     return frozenset(
         name

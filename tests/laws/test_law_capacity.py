@@ -61,8 +61,9 @@ def under_a_mask_and_a_scale(x, y):
 
 
 def as_factors(x, y):
+    mean = x @ slopes()
     with pyro.plate("rows", len(x)):
-        pyro.factor("y", dist.Normal(x @ slopes(), 0.3).log_prob(y))
+        pyro.factor("y", dist.Normal(mean, 0.3).log_prob(y))
 
 
 def with_other_data(x, y):
@@ -93,8 +94,9 @@ def jointly(x, y):
 
 
 def by_their_mean(x, y):
+    mean = x @ slopes() + y.mean()
     with pyro.plate("rows", len(x)):
-        pyro.sample("y", dist.Normal(x @ slopes() + y.mean(), 0.3), obs=y)
+        pyro.sample("y", dist.Normal(mean, 0.3), obs=y)
 
 
 def with_a_value_each(x, y):
@@ -203,7 +205,7 @@ NUTS = pb.NUTS(num_chains=2, num_warmup=100, compile=False, capacity=16)
 
 def test_draws_are_the_same_in_every_capacity_that_comes_to_as_many_rows():
     draws = [
-        dataclasses.replace(NUTS, capacity=capacity, num_warmup=30).fit(
+        dataclasses.replace(NUTS, capacity=capacity).fit(
             in_a_plate, X[:13], Y[:13], num_draws=30
         )
         for capacity in (16, 4)
