@@ -391,7 +391,7 @@ class NUTS(Method):
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
         density = problem.density
         if self.capacity is not None:
-            density = padded(density, self.capacity, z[0])
+            density = padded(density, self.capacity, z)
         gradient, why = batched_gradient(density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: relative difference of a log density, or of its gradient, that another order of a sum makes in float32
 _ROUNDING = 1e-4
+#: points at which a density is looked at
+_FEW = 4
 #: the weights of the rows of the run under way; None where no rows are filled
 _weights: ContextVar[Tensor | None] = ContextVar("_weights", default=None)
 
@@ -98,9 +100,9 @@ def _law_of_rows(node: Node) -> Any:
 
 
 def padded(density: Density, capacity: int, z: Tensor) -> Density:
-    """The density with its rows filled up to the next multiple of ``capacity``, checked at ``z`` (dim,).
+    """The density with its rows filled up to the next multiple of ``capacity``, checked at one of ``z`` (point, dim).
 
-    Its data are its own: a call with other ones, as of a mini-batch, is not weighted.
+    Its data are its own: a call with other ones, as of a mini-batch, is not masked.
 
     Raises:
         Refused: the program has no rows as its arguments, or its density is not one of rows that can be filled up.
@@ -181,14 +183,20 @@ def _lengths(nodes: Mapping[str, Node]) -> dict[str, int]:
 
 
 def _agree(density: Density, filled: Density, z: Tensor) -> bool:
-    """Whether two densities have the same value and gradient at ``z`` (dim,), but for rounding."""
-    gradients, values = zip(
-        *(torch.func.grad_and_value(each.log_joint)(z) for each in (density, filled)),
-        strict=True,
-    )
-    off_value = abs(float(values[0] - values[1]))
-    off_gradient = float((gradients[0] - gradients[1]).abs().max())
-    return (
-        off_value <= _ROUNDING * max(1.0, abs(float(values[0])))
-        and off_gradient <= _ROUNDING * max(1.0, float(gradients[0].abs().max()))
-    )
+    """Whether two densities are the same but for rounding, value and gradient, where the first is finite.
+
+    That is at one of ``z`` (point, dim), or in the box of starts; a density that is finite nowhere is refused by
+    whoever samples it.
+    """
+    for point in (*z[:_FEW], *density.sample_box(_FEW, seed=0)):
+        slope, value = torch.func.grad_and_value(density.log_joint)(point)
+        if bool(value.isfinite()) and bool(slope.isfinite().all()):
+            filled_slope, filled_value = torch.func.grad_and_value(filled.log_joint)(point)
+            return _close(filled_value, value) and _close(filled_slope, slope)
+    return True
+
+
+def _close(value: Tensor, expected: Tensor) -> bool:
+    """Whether the largest difference is one of rounding."""
+    largest = float(expected.abs().max())
+    return float((value - expected).abs().max()) <= _ROUNDING * max(1.0, largest)

@@ -150,7 +150,7 @@ def slope_and_value(density: Density, z: torch.Tensor) -> torch.Tensor:
 def assert_same_density(density: Density, tolerance: float) -> None:
     z = starts(density)
     for capacity in (1, 16, 64):
-        filled = padded(density, capacity, z[0])
+        filled = padded(density, capacity, z)
         for point in z:
             expected = slope_and_value(density, point)
             found = slope_and_value(filled, point)
@@ -174,7 +174,7 @@ def test_the_density_of_every_likelihood_is_that_of_the_rows(name):
 def test_what_stands_in_filled_rows_changes_no_bit(program):
     density = Density(program, (X[:13], Y[:13]))
     z = starts(density)
-    filled = padded(density, 16, z[0])
+    filled = padded(density, 16, z)
     expected = [slope_and_value(filled, point) for point in z]
     filled.args = tuple(torch.cat([values[:13], values[:3] + 0.25]) for values in filled.args)
     for point, value in zip(z, expected, strict=True):
@@ -196,21 +196,26 @@ def test_a_program_without_rows_is_refused():
 
 @pytest.mark.parametrize("capacity", [0, -1, 1.5])
 def test_a_capacity_is_a_number_of_rows(capacity):
-    with pytest.raises((TypeError, ValueError), match="'capacity'"):
-        pb.NUTS(capacity=capacity)
+    for method in (pb.NUTS, pb.SMC):
+        with pytest.raises((TypeError, ValueError), match="'capacity'"):
+            method(capacity=capacity)
 
 
 NUTS = pb.NUTS(num_chains=2, num_warmup=100, compile=False, capacity=16)
 
 
-def test_draws_are_the_same_in_every_capacity_that_comes_to_as_many_rows():
+SMC = pb.SMC(num_particles=80, compile=False, capacity=16)
+
+
+@pytest.mark.parametrize("method", [NUTS, SMC], ids=["NUTS", "SMC"])
+def test_draws_are_the_same_in_every_capacity_that_comes_to_as_many_rows(method):
     draws = [
-        dataclasses.replace(NUTS, capacity=capacity).fit(
-            in_a_plate, X[:13], Y[:13], num_draws=30
-        )
+        dataclasses.replace(method, capacity=capacity)
+        .fit(in_a_plate, X[:13], Y[:13], num_draws=20)
+        .draws["slopes"]
         for capacity in (16, 4)
     ]
-    assert torch.equal(draws[0].draws["slopes"], draws[1].draws["slopes"])
+    assert torch.equal(*draws)
 
 
 @pytest.mark.slow
@@ -252,12 +257,12 @@ def test_tables_of_every_size_are_one_graph(num_first):
     for num in (num_first, 31, 32, 33, 47, 60):
         density = Density(in_a_plate, (X[:num], Y[:num]))
         z = starts(density)
-        graphs["program"].add(identity(padded(density, 60, z[0]), z))
+        graphs["program"].add(identity(padded(density, 60, z), z))
         graphs["without"].add(identity(density, z))
         rows = X[:num].float(), Y[:num, None].float()
         problem = pb.inference.fitting.problem.prepare(model, *rows, points="held")
         z = starts(problem.density)
-        graphs["net"].add(identity(padded(problem.density, 60, z[0]), z))
+        graphs["net"].add(identity(padded(problem.density, 60, z), z))
     assert {name: len(found) for name, found in graphs.items()} == {
         "program": 1,
         "net": 1,
