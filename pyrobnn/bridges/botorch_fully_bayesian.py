@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from botorch.models.fully_bayesian import FullyBayesianSingleTaskGP, SaasFullyBayesianSingleTaskGP
+from botorch.models.fully_bayesian import (
+    FullyBayesianSingleTaskGP,
+    MaternPyroModel,
+    PyroModel,
+    SaasPyroModel,
+)
 from botorch.models.utils.gpytorch_modules import MIN_INFERRED_NOISE_LEVEL
 from torch import Tensor
 
@@ -64,18 +67,13 @@ def fit_fully_bayesian_model_nuts(
     check_count("num_samples", num_samples)
     check_count("thinning", thinning)
     gp = model.pyro_model
-    if gp.use_input_warping:
-        raise Refused(
-            "the model warps its inputs, which is not sampled here: leave out use_input_warping, or use "
-            "botorch.fit.fit_fully_bayesian_model_nuts"
-        )
+    _check_priors(gp)
     model.train()
-    x, y, variances = gp.train_X, gp.train_Y.squeeze(-1), gp.train_Yvar
-    inputs = x if variances is None else torch.cat([x, variances], -1)
-    sparse = isinstance(model, SaasFullyBayesianSingleTaskGP)
+    variances = gp.train_Yvar
+    x = gp.train_X if variances is None else torch.cat([gp.train_X, variances], -1)
     program = functools.partial(
         gaussian_process,
-        sparse=sparse,
+        sparse=type(gp) is SaasPyroModel,
         noisy=variances is None,
     )
     nuts = NUTS(
@@ -88,8 +86,8 @@ def fit_fully_bayesian_model_nuts(
     )
     posterior = nuts.fit(
         program,
-        inputs.detach(),
-        y.detach(),
+        x.detach(),
+        gp.train_Y.squeeze(-1).detach(),
         num_draws=num_samples,
         seed=seed,
         progress=not disable_progbar,
@@ -99,6 +97,20 @@ def fit_fully_bayesian_model_nuts(
     model.eval()
 
 
+def _check_priors(gp: PyroModel) -> None:
+    """Refuse priors that the program here does not have."""
+    if type(gp) not in (SaasPyroModel, MaternPyroModel):
+        raise Refused(
+            f"the priors of a {type(gp).__name__} are not sampled here, those of SaasPyroModel and MaternPyroModel "
+            "alone: use botorch.fit.fit_fully_bayesian_model_nuts"
+        )
+    if gp.use_input_warping:
+        raise Refused(
+            "the model warps its inputs, which is not sampled here: leave out use_input_warping, or use "
+            "botorch.fit.fit_fully_bayesian_model_nuts"
+        )
+
+
 def _capacity(num_rows: int) -> int:
     """Rows that the step has room for."""
     return next((size for size in _CAPACITIES if num_rows <= size), _CAPACITIES[-1])
@@ -106,7 +118,9 @@ def _capacity(num_rows: int) -> int:
 
 def _samples(draws: dict[str, Tensor]) -> dict[str, Tensor]:
     """Draws of the program's sites under the names by which BoTorch loads them."""
-    samples = {name: value for name, value in draws.items() if name in ("mean", "noise", "outputscale")}
+    samples = {
+        name: value for name, value in draws.items() if name in ("mean", "noise", "outputscale")
+    }
     samples["lengthscale"] = draws["inv_length_sq"].rsqrt()
     return samples
 

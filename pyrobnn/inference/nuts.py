@@ -84,8 +84,9 @@ class NUTS(Method):
             most that are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
         max_seconds: and the seconds after which it waits for no more than a draw of each chain; a compile is given up
             at half of them, the warm-up at half of what is then left, and the fit says so. None for no bound.
-        capacity: rows that the step has room for: the data are filled up, with rows of weight zero, to a multiple of it,
-            so that tables of 1 to ``capacity`` rows share one compile. None compiles for the rows there are.
+        capacity: rows that the step has room for: the data are filled up, by rows of weight zero, to a multiple of it,
+            so that tables of 1 to ``capacity`` rows share one compile. None compiles for the rows there are. Refused
+            where the density is not one of rows that can be filled up.
 
     Raises:
         TypeError, ValueError: naming the option.

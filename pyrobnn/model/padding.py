@@ -158,7 +158,13 @@ def _sites_of_rows(density: Density, num_rows: int) -> frozenset[str]:
             return leaf
         return leaf[:-1]
 
-    values = density.constrain(torch.zeros(density.dim, dtype=density.dtype, device=density.device))
+    values = density.constrain(
+        torch.zeros(
+            density.dim,
+            dtype=density.dtype,
+            device=density.device,
+        )
+    )
     # discrete sites are drawn
     with seeded(0, density.device):
         lengths = _lengths(density.run(values))
