@@ -168,6 +168,8 @@ class NUTS(Method):
         check_optional(check_count, "trajectory", self.trajectory)
         check_choice("engine", self.engine, ("compiled", "pyro"))
         check_optional(check_count, "capacity", self.capacity)
+        if self.capacity is not None and self.engine == "pyro":
+            raise ValueError("'capacity' is of compiled steps, engine='compiled': leave it out")
         check_number(
             "checkpoint_every",
             self.checkpoint_every,

@@ -80,14 +80,20 @@ class Padding:
             is_row = self.is_row.reshape(-1, *[1] * num_trailing)
             node["fn"] = law
             node["mask"] = is_row if node["mask"] is None else is_row & node["mask"]
-            node["scale"] = self._scale_of_rows(node["scale"])
+            node["scale"] = self._scale_of_rows(node)
 
-    def _scale_of_rows(self, scale: Tensor | float) -> Tensor | float:
-        """A scale without what a plate of a stated size N makes of the filled rows, of which it has more."""
-        if isinstance(scale, Tensor):
-            return scale
-        share = self.num_rows / len(self.is_row)
-        return 1.0 if math.isclose(scale, share, rel_tol=1e-12) else scale
+    def _scale_of_rows(self, node: Node) -> Tensor | float:
+        """The scale of a site without what a plate of a stated size N makes of the filled rows, of which it has more.
+
+        The same number for every N, where the rows have no other scale.
+        """
+        total = len(self.is_row)
+        scale: Tensor | float = node["scale"]
+        for plate in node["cond_indep_stack"]:
+            if plate.full_size == self.num_rows and plate.size == total:
+                scale = scale * total / self.num_rows
+        is_one = not isinstance(scale, Tensor) and math.isclose(scale, 1.0, rel_tol=1e-12)
+        return 1.0 if is_one else scale
 
 
 def _law_of_rows(node: Node) -> Any:

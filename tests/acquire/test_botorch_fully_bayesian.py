@@ -136,7 +136,7 @@ def test_what_is_not_sampled_is_refused():
     with pytest.raises(pb.Refused, match="the priors of a OtherPriors are not sampled here"):
         fit_fully_bayesian_model_nuts(other)
     with pytest.raises(TypeError, match="a fully Bayesian GP of BoTorch"):
-        fit_fully_bayesian_model_nuts(torch.nn.Linear(1, 1))
+        fit_fully_bayesian_model_nuts(torch.nn.Identity())
 
 
 def functions(fit, model, seeds: range) -> torch.Tensor:
