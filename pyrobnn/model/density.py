@@ -723,7 +723,7 @@ class Density:
                     return pyro.poutine.trace(program).get_trace(*(args or self.args))
                 with self.padding.told():
                     trace = pyro.poutine.trace(program).get_trace(*self.args)
-                self.padding.mask(trace.nodes)
+                self.padding.weigh(trace.nodes)
                 return trace
 
     def _own_tensors(self, point: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -1,7 +1,7 @@
 """A density of N rows in the shapes of more: filled rows weigh nothing, so that one compiled code serves every N.
 
-Rows are filled up with copies of the last one, whose terms at the observed sites are masked. A site that is one joint
-event of all rows, as a multivariate normal is, has no terms to mask: the program asks for :func:`row_weights` and takes
+Rows are filled up with copies of the last one, whose terms at the observed sites have weight zero. A site that is one joint
+event of all rows, as a multivariate normal is, has no such terms: the program asks for :func:`row_weights` and takes
 the filled rows out itself. :func:`padded` compares the density with that of the rows alone, and refuses a program of
 which the two differ.
 """
@@ -53,11 +53,13 @@ class Padding:
         num_rows: N, of the data.
         is_row: (capacity,), true for a row of the data.
         sites: names of the observed sites that have a term for each row.
+        sums_out: whether discrete sites are summed out, all of whose sites must have one scale.
     """
 
     num_rows: int
     is_row: Tensor
     sites: frozenset[str]
+    sums_out: bool
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -68,8 +70,8 @@ class Padding:
         finally:
             _weights.reset(token)
 
-    def mask(self, nodes: Mapping[str, Any]) -> None:
-        """Mask the terms of filled rows, in the nodes of a run."""
+    def weigh(self, nodes: Mapping[str, Any]) -> None:
+        """Take the terms of filled rows out of the nodes of a run."""
         for name in self.sites:
             node = nodes[name]
             law = _law_of_rows(node)
@@ -79,8 +81,13 @@ class Padding:
             num_trailing = node["value"].dim() - law.event_dim - 1
             is_row = self.is_row.reshape(-1, *[1] * num_trailing)
             node["fn"] = law
-            node["mask"] = is_row if node["mask"] is None else is_row & node["mask"]
             node["scale"] = self._scale_of_rows(node)
+            # a weight leaves the values as they are, copies of a row; a mask puts others in their place, of which a law
+            # may have no gradient
+            if not self.sums_out:
+                node["scale"] = node["scale"] * is_row.float()
+            else:
+                node["mask"] = is_row if node["mask"] is None else is_row & node["mask"]
 
     def _scale_of_rows(self, node: Node) -> Tensor | float:
         """The scale of a site without what a plate of a stated size N makes of the filled rows, of which it has more.
@@ -108,7 +115,7 @@ def _law_of_rows(node: Node) -> Any:
 def padded(density: Density, capacity: int, z: Tensor) -> Density:
     """The density with its rows filled up to the next multiple of ``capacity``, checked at one of ``z`` (point, dim).
 
-    Its data are its own: a call with other ones, as of a mini-batch, is not masked.
+    Its data are its own: a call with other ones, as of a mini-batch, is not weighed.
 
     Raises:
         Refused: the program has no rows as its arguments, or its density is not one of rows that can be filled up.
@@ -152,7 +159,8 @@ def _filled(density: Density, num_rows: int, total: int) -> Density:
     is_row = (torch.arange(total) < num_rows).to(density.device)
     filled = copy.copy(density)
     filled.args = mapped(fill, density.args)
-    filled.padding = Padding(num_rows, is_row, _sites_of_rows(density, num_rows))
+    sites = _sites_of_rows(density, num_rows)
+    filled.padding = Padding(num_rows, is_row, sites, density.sums_out)
     return filled
 
 
