@@ -1,9 +1,9 @@
 """A density of N rows in the shapes of more: filled rows weigh nothing, so that one compiled code serves every N.
 
-Rows are filled up with copies of the last one, whose terms at the observed sites have weight zero. A site that is one joint
-event of all rows, as a multivariate normal is, has no such terms: the program asks for :func:`row_weights` and takes
-the filled rows out itself. :func:`padded` compares the density with that of the rows alone, and refuses a program of
-which the two differ.
+Rows are filled up with copies of the last one, whose terms at the observed sites have weight zero. A site that is one
+joint event of all rows, as a multivariate normal is, has no such terms: the program asks for :func:`row_weights` and
+takes the filled rows out itself. :func:`padded` compares the density with that of the rows alone, and refuses a program
+of which the two differ.
 """
 
 from __future__ import annotations
