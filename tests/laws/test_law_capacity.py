@@ -285,3 +285,23 @@ def test_a_growing_table_is_compiled_once():
         assert posterior.meta["tier"]["tier"] == "compiled"
         codes.append(len(RIGHT))
     assert codes == codes[:1] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_five_folds_are_compiled_once():
+    method = pb.NUTS(
+        num_chains=1,
+        num_warmup=5,
+        max_tree_depth=1,
+        compile=True,
+        capacity=50,
+    )
+    codes = []
+    for fold in range(5):
+        chosen = torch.arange(N - 1) % 5 != fold
+        estimator = pb.BNNRegressor(method=method)
+        estimator.fit(X[: N - 1][chosen].numpy(), Y[: N - 1][chosen].numpy())
+        assert estimator.posterior_.meta["tier"]["tier"] == "compiled"
+        codes.append(len(RIGHT))
+    assert codes == codes[:1] * 5
