@@ -58,6 +58,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.fixture
+def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chains beside an approximation in a tree take few steps: for tests that do not judge by them."""
+    monkeypatch.setattr("pyrobnn.posterior.invariance._BUDGET", 0.1)
+    monkeypatch.setattr("pyrobnn.posterior.invariance._FEWEST_LEAPFROGS", 1)
+
+
 @pytest.fixture(autouse=True)
 def unchanged_global_state() -> Iterator[None]:
     """Fails a test that leaves a random state, flag, default, param store or figure changed.

@@ -7,14 +7,27 @@ from argparse import Action
 
 from jsonargparse import DefaultHelpFormatter
 
-#: type, as jsonargparse writes it → how one says it; those that need no word are empty
+#: type, as jsonargparse writes it → what may stand there
 _TYPES = {
-    "str": "",
-    "int": "whole number",
-    "float": "number",
-    "bool": "true or false",
-    "null": "",
-    "Callable": "path of a function",
+    "str": [],
+    "null": [],
+    "int": ["whole number"],
+    "float": ["number"],
+    "bool": ["true", "false"],
+    "Compile": ["true", "false", "auto"],
+    "Callable": ["path of a function"],
+    "OptimizerFactory": ["path of a torch.optim class"],
+    "dict[str, Any]": ["{NAME: VALUE}"],
+    "tuple[str, ...]": ["names"],
+}
+#: a sign of a formula → the same on a terminal
+_SIGNS = {
+    r"\|": "|",
+    r"\log": "log",
+    r"\theta": "θ",
+    r"\Sigma": "Σ",
+    r"\varepsilon": "ε",
+    r"_{diag}": "_diag",
 }
 #: default, as jsonargparse writes it → the value
 _DEFAULTS = {
@@ -36,6 +49,9 @@ class HelpInWords(DefaultHelpFormatter):
     def _expand_help(self, action: Action) -> str:
         return in_words(super()._expand_help(action))
 
+    def start_section(self, heading: str | None) -> None:
+        super().start_section(None if heading is None else _unmarked(heading))
+
 
 def in_words(text: str) -> str:
     """The text of an option, with what jsonargparse adds to it, in words.
@@ -54,6 +70,10 @@ def in_words(text: str) -> str:
         return _unmarked(text)
     words = _unmarked(added["text"]).rstrip(".")
     default = _DEFAULTS.get(added["default"], added["default"])
+    if default is not None and re.fullmatch(
+        r"\[.*\]", default
+    ):  # as the words of a list are written
+        default = default[1:-1].replace(", ", " ")
     in_brackets = re.fullmatch(r"(.*?)\s\[([^\[\]]+)\]", words, re.DOTALL)
     if in_brackets is not None:
         words, default = in_brackets.groups()
@@ -72,15 +92,31 @@ def _type_in_words(written: str) -> str:
 
     >>> _type_in_words("Optional[Unvalidated<float | null>]"), _type_in_words("Literal['a', 'b']")
     ('number', '')
+    >>> _type_in_words("Union[bool, Literal['auto']]")
+    'true, false or auto'
     """
-    bare = re.sub(r"Optional\[(.*)\]", r"\1", re.sub(r"Unvalidated<(.*?)>", r"\1", written))
-    without_literals = re.sub(r"Literal\[.*?\]", "", bare)
-    members = re.split(r" \| ", re.sub(r"Callable\[.*\]", "Callable", without_literals))
-    words = [_TYPES.get(member, member) for member in members]
-    return " or ".join(dict.fromkeys(word for word in words if word))
+    bare = re.sub(r"Unvalidated<(.*?)>", r"\1", written)
+    bare = re.sub(r"(?:Optional|Union)\[(.*)\]", r"\1", re.sub(r"Callable\[.*\]", "Callable", bare))
+    said: list[str] = []
+    chosen: list[str] = []
+    for member in re.split(r" \| |, (?![^\[]*\])", bare):
+        literal = re.fullmatch(r"Literal\[(.*)\]", member)
+        if literal is not None:
+            chosen += re.findall(r"'([^']*)'", literal[1])
+        else:
+            said += _TYPES.get(member, [member])
+    alternatives = list(dict.fromkeys(said + chosen)) if said else []
+    return " or ".join(filter(None, [", ".join(alternatives[:-1]), *alternatives[-1:]]))
 
 
 def _unmarked(text: str) -> str:
     """A docstring's text without its marks for a page."""
     text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", text)
-    return re.sub(r":math:`([^`]*)`", r"\1", text).replace("``", "").replace("`", "")
+    text = re.sub(r":math:`([^`]*)`", lambda formula: _plain_formula(formula[1]), text)
+    return re.sub(r"\*(\w[^*]*)\*", r"\1", text).replace("``", "").replace("`", "")
+
+
+def _plain_formula(formula: str) -> str:
+    for sign, plain in _SIGNS.items():
+        formula = formula.replace(sign, plain)
+    return formula

@@ -24,6 +24,7 @@ from pathlib import Path
 from pydoc import locate
 from typing import Any, Literal, get_args, get_origin
 
+import docstring_parser
 import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_parsing_settings
 
@@ -411,10 +412,23 @@ def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
         as_group=False,
         skip=_SHARED | unused,
     )
+    _say_what_the_others_say(parser, method.cls)
     defaults = {**method.full, **(method.quick if quick else {})}
     key = label.replace("-", "_")  # where jsonargparse keeps the values
     parser.set_defaults({f"{key}.{option}": value for option, value in defaults.items()})
     return parser
+
+
+def _say_what_the_others_say(parser: ArgumentParser, cls: type[Method]) -> None:
+    """An option that the docstring of a method leaves to another of the same base has that one's words."""
+    words: dict[str, str | None] = {}
+    for method in METHODS.values():
+        if method.cls.__base__ is cls.__base__:
+            described = docstring_parser.parse(method.cls.__doc__ or "").params
+            words = {param.arg_name: param.description for param in described} | words
+    for action in parser._actions:
+        if action.help is None:
+            action.help = words.get(action.dest.rpartition(".")[2])
 
 
 def _resolved(value: Any) -> Any:

@@ -283,6 +283,14 @@ def _new_categories(column: str, rows: int, new: list[str]) -> str:
     )
 
 
+def _new_levels(column: str, rows: int, new: list[str]) -> str:
+    listed = ", ".join(_category(name) for name in new)
+    return (
+        f"the column {column!r} has categories that do not occur in the training data (rows: {rows}; {listed}): "
+        "their effect may be any that categories have, and predictions are as wide as that"
+    )
+
+
 #: of the draws: these alone lower a verdict on them
 DRAWS: _Sentences = {
     "elbo_not_finite": (
@@ -467,6 +475,7 @@ TABLES: _Sentences = {
     "rare_categories": "the column {column!r} has {categories} categories: the {kept} most frequent have an input "
     "each, and the other {rest} rows have none",
     "new_categories": _new_categories,
+    "new_levels": _new_levels,
     "new_gaps": "the column {column!r} has missing values (rows: {rows}) and had none in the training data: they "
     "are filled with the median there, {fill:g}",
     "decimal_commas": "decimal commas are read as decimal points",

@@ -127,6 +127,16 @@ def copy_of_guide(
     return copied
 
 
+def subsample_as(guide: AutoGuide, counts: Mapping[str, int]) -> None:
+    """Let the plates of an AutoGuide that was made for all rows draw as many of them as the model's plates do."""
+    for module in guide.modules():
+        frames = (
+            getattr(module, "_prototype_frames", None) if isinstance(module, AutoGuide) else None
+        )
+        for name in counts.keys() & (frames or {}).keys():
+            frames[name] = frames[name]._replace(size=counts[name])
+
+
 # -- kernels of MCMC ---------------------------------------------------------------------------------------------------
 
 

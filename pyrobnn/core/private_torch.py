@@ -1,4 +1,4 @@
-"""Names of torch's ``vmap``, random numbers and distributions that it does not promise to keep, looked up when used.
+"""Names of torch's ``vmap``, modules, random numbers and distributions that it does not promise, looked up when used.
 
 The compiler's are in :mod:`pyrobnn.core.private`, Pyro's in :mod:`pyrobnn.core.private_pyro`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyrobnn.core import private
@@ -35,6 +35,14 @@ def without_fallback_warnings() -> Iterator[None]:
         yield
     finally:
         switch(True)
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+def set_parameter(module: nn.Module, name: str, value: Tensor) -> None:
+    """Put any tensor in the place of a parameter of the module itself, which ``setattr`` refuses."""
+    module._parameters[name] = value  # type: ignore[assignment]
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------

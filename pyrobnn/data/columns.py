@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -30,6 +31,8 @@ Missing = Literal["refuse", "drop", "impute"]
 Kind = Literal["number", "boolean", "category", "date", "time"]
 #: categories that get an input each, the most frequent
 _MAX_CATEGORIES = 50
+#: categories from which on a column may be pooled: of fewer the variance between them is hardly known
+_FEWEST_POOLED = 20
 #: days of the cycles of a date, a year of the Gregorian calendar
 _CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 
@@ -40,7 +43,8 @@ class Column:
 
     Attributes: ``name``; ``kind``; ``categories``, sorted, read in any case, "" for a gap; ``fill``, the median, in
     place of a gap, and ``indicator``, whether an input says where there was one; ``day_first`` of dates, None where
-    their text is unambiguous, and their ``cycles``.
+    their text is unambiguous, and their ``cycles``; ``pooled``, whether all categories are one input, their number in
+    the order, unknown ones having numbers beyond: an estimator then makes it their effect.
     """
 
     name: str
@@ -50,11 +54,14 @@ class Column:
     indicator: bool = False
     day_first: bool | None = None
     cycles: tuple[str, ...] = ()
+    pooled: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that it becomes."""
-        if self.kind == "category":
+        if self.pooled:
+            names = [self.name]
+        elif self.kind == "category":
             names = [f"{self.name}={category or 'missing'}" for category in self.categories]
         elif self.kind in ("date", "time"):
             names = [f"{self.name} (days)"]
@@ -87,7 +94,13 @@ class Column:
 
     def encode(self, values: pd.Series) -> list[np.ndarray]:
         """The inputs (n,) of values as :meth:`read` gives them; an unknown category is none of the known ones."""
-        if self.kind == "category":
+        if self.pooled:
+            codes = {category: code for code, category in enumerate(self.categories)}
+            for category in values.fillna("").unique():
+                # one that is unknown has a number of its own, the same in every table
+                codes.setdefault(category, len(self.categories) + zlib.crc32(category.encode()))
+            inputs = [values.fillna("").map(codes).to_numpy(dtype=np.float64)]
+        elif self.kind == "category":
             inputs = [(values == category).to_numpy() for category in self.categories]
         else:
             filled = values.fillna(self.fill).to_numpy()
@@ -104,14 +117,15 @@ class Column:
         if self.kind == "category":
             unseen = sorted(set(values.fillna("").unique()) - set(self.categories))
             # of more categories than have an input each, the others were seen
-            if unseen and len(self.categories) < _MAX_CATEGORIES:
+            if unseen and (self.pooled or len(self.categories) < _MAX_CATEGORIES):
                 rows = int(values.fillna("").isin(unseen).sum())
                 evidence = {
                     "column": self.name,
                     "rows": rows,
                     "new": unseen[:8],
                 }
-                report(where, Finding("new_categories", evidence))
+                name = "new_levels" if self.pooled else "new_categories"
+                report(where, Finding(name, evidence))
             return
         gaps = int(values.isna().sum())
         if gaps and not self.indicator:
@@ -145,8 +159,11 @@ class Columns:
         frame: pd.DataFrame,
         missing: Missing,
         where: str,
+        pool: bool = False,
     ) -> Columns:
         """What the columns of ``frame``, the training table without its target, are; ``where`` is its name.
+
+        With ``pool`` a column of twenty categories or more is one input.
 
         Raises:
             ValueError: a column that is not numbers, truth values, categories, dates or times throughout, or is empty.
@@ -156,7 +173,7 @@ class Columns:
         """
         check_choice("missing", missing, get_args(Missing))
         frame = plain(frame)
-        learned = [_column(where, frame[name], missing == "impute") for name in frame.columns]
+        learned = [_column(where, frame[name], missing == "impute", pool) for name in frame.columns]
         columns = tuple(column for column in learned if column is not None)
         if not columns:
             raise ValueError(f"{where} has no column to predict from: all are dropped")
@@ -166,6 +183,17 @@ class Columns:
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs."""
         return tuple(itertools.chain.from_iterable(column.inputs for column in self.columns))
+
+    @property
+    def pooled(self) -> dict[int, tuple[str, ...]]:
+        """Columns that are pooled: place among the inputs → categories."""
+        categories = dict[int, tuple[str, ...]]()
+        place = 0
+        for column in self.columns:
+            if column.pooled:
+                categories[place] = column.categories
+            place += len(column.inputs)
+        return categories
 
     def transform(self, frame: pd.DataFrame, where: str) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (n, input), float64, of the rows of ``frame`` that are kept, and which rows these are (N,), bool.
@@ -261,7 +289,12 @@ def check_columns(
     )
 
 
-def _column(where: str, column: pd.Series, impute: bool) -> Column | None:
+def _column(
+    where: str,
+    column: pd.Series,
+    impute: bool,
+    pool: bool,
+) -> Column | None:
     """What the column is; None where it is to be left out."""
     gaps = column.isna()
     if gaps.all():
@@ -271,7 +304,7 @@ def _column(where: str, column: pd.Series, impute: bool) -> Column | None:
         return _date_column(where, column, None, indicator)
     values = None if _is_categorical(column) else numbers(where, column)
     if values is None:
-        return _text_column(where, column, indicator)
+        return _text_column(where, column, indicator, pool)
     return Column(
         str(column.name),
         "boolean" if is_boolean(column) else "number",
@@ -285,7 +318,12 @@ def _is_categorical(column: pd.Series) -> bool:
     return isinstance(column.dtype, pd.CategoricalDtype)
 
 
-def _text_column(where: str, column: pd.Series, indicator: bool) -> Column | None:
+def _text_column(
+    where: str,
+    column: pd.Series,
+    indicator: bool,
+    pool: bool,
+) -> Column | None:
     """What a column of text is: times, dates, or categories; None where it is a label of the rows."""
     text = as_text(column).dropna()
     if text.str.fullmatch(TIME).all():
@@ -300,8 +338,10 @@ def _text_column(where: str, column: pd.Series, indicator: bool) -> Column | Non
     if text.str.fullmatch(DATE).all():
         return _date_column(where, column, day_first_of(where, text), indicator)
     distinct = text.nunique()
-    if _is_categorical(column) or len(text) < 10 or 2 * distinct <= len(text):
-        return _category_column(where, column, indicator)
+    # where effects are pooled a tenth of the rows, seen before, says how much levels differ
+    most_distinct = 0.9 * len(text) if pool else 0.5 * len(text)
+    if _is_categorical(column) or len(text) < 10 or distinct <= most_distinct:
+        return _category_column(where, column, indicator, pool)
     evidence = {
         "column": str(column.name),
         "values": distinct,
@@ -329,11 +369,26 @@ def _date_column(
     return Column(str(column.name), "date", (), float(known.median()), indicator, day_first, cycles)
 
 
-def _category_column(where: str, column: pd.Series, indicator: bool) -> Column:
-    """A column of the most frequent categories; with an ``indicator`` a gap is one, where it is among those."""
+def _category_column(
+    where: str,
+    column: pd.Series,
+    indicator: bool,
+    pool: bool,
+) -> Column:
+    """A column of the most frequent categories; with an ``indicator`` a gap is one, where it is among those.
+
+    With ``pool`` one of many categories has all of them.
+    """
     name = str(column.name)
     text = one_spelling(as_text(column))
     counts = (text.fillna("") if indicator else text.dropna()).value_counts()
+    if pool and len(counts) >= _FEWEST_POOLED:
+        return Column(
+            name,
+            "category",
+            tuple(sorted(counts.index)),
+            pooled=True,
+        )
     if len(counts) > _MAX_CATEGORIES:
         evidence = {
             "column": name,

@@ -119,5 +119,13 @@ class BNNClassifier(ClassifierMixin, Estimator):
         np.put_along_axis(member, order, needed, 1)
         return member
 
+    def _effects_on(self, y: np.ndarray) -> dict[str, np.ndarray]:
+        of_classes = {
+            str(name): (y == label).astype(np.float64) for label, name in enumerate(self.classes_)
+        }
+        if len(of_classes) == 2:
+            del of_classes[str(self.classes_[0])]
+        return of_classes
+
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         return Categorical()

@@ -50,6 +50,7 @@ from pyrobnn.estimators.empirical_bayes import empirical_bayes, subset
 from pyrobnn.estimators.features import Offset
 from pyrobnn.estimators.fits import Fit, RunOptions
 from pyrobnn.estimators.left_out import left_out, left_out_labels
+from pyrobnn.estimators.levels import Levels
 from pyrobnn.estimators.selection import count_likelihood, search_rule
 from pyrobnn.estimators.wide import lifted
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
@@ -89,19 +90,20 @@ class RowFacts:
     """What predictions need of the rows of a fit, and a pickle has of them.
 
     Attributes: ``low`` and ``high`` (feature,), the ends of each input; ``width``, the number of outputs of the net;
-    ``rows`` themselves, None after an unpickling.
+    ``rows`` themselves, None after an unpickling; ``levels``, the effects of columns of many categories.
     """
 
     low: np.ndarray
     high: np.ndarray
     width: int
     rows: TrainingRows | None
+    levels: Levels | None = None
 
     @classmethod
-    def of(cls, rows: TrainingRows) -> RowFacts:
+    def of(cls, rows: TrainingRows, levels: Levels | None = None) -> RowFacts:
         """Of these rows."""
         x = rows.x.numpy()
-        return cls(x.min(0), x.max(0), rows.width, rows)
+        return cls(x.min(0), x.max(0), rows.width, rows, levels)
 
 
 class Estimator(BaseEstimator):
@@ -167,15 +169,30 @@ class Estimator(BaseEstimator):
         warn(constant_features(x, self._names(x)))
         rows = _in_order(x, y, copies)
         seed = self._seed()
+        levels = self._effects(rows, seed)
+        if levels is not None:
+            rows = replace(rows, x=torch.from_numpy(levels.drawn(rows.x.numpy())))
         model = self._model(rows, width, seed)
         rows = replace(rows, width=model.likelihood.width(width))
         fit = self._chosen_fit(model, rows, seed)
-        self._row_facts = RowFacts.of(replace(rows, held_out=fit.held_out))
+        self._row_facts = RowFacts.of(replace(rows, held_out=fit.held_out), levels)
         self.posterior_ = fit.posterior
         self.method_ = fit.method
         self.method_reason_ = fit.reason
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
+
+    def _effects_on(self, y: np.ndarray) -> dict[str, np.ndarray]:
+        """What the levels of a column have an effect on, name → numbers (N,), of targets as they are fitted."""
+        raise NotImplementedError
+
+    def _effects(self, rows: TrainingRows, seed: int) -> Levels | None:
+        """Those of the categories of columns that are pooled; None where there is none."""
+        if self.columns_ is None or not self.columns_.pooled:
+            return None
+        targets = self._effects_on(rows.y.numpy())
+        sizes = {place: len(names) for place, names in self.columns_.pooled.items()}
+        return Levels.fit(sizes, rows.x.numpy(), targets, seed)
 
     def _chosen_fit(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The fit of a model, or of what is found in its place where all is left open."""
@@ -405,7 +422,12 @@ class Estimator(BaseEstimator):
         if table is None:
             return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **checks))
         check_names("X", list(table.columns.map(str)))
-        columns = Columns.fit(table, cast(Missing, self.missing), "X")
+        columns = Columns.fit(
+            table,
+            cast(Missing, self.missing),
+            "X",
+            pool=True,
+        )
         encoded = columns.transform(table, "X")[0]
         x, targets = validate_data(self, encoded, y, **checks)
         _check_feature_names(self, table, reset=True)
@@ -413,10 +435,11 @@ class Estimator(BaseEstimator):
         self.columns_ = columns
         return x, targets
 
-    def _names(self, x: np.ndarray | Tensor) -> Sequence[str]:
-        """Of the inputs x (n, input)."""
+    def _names(self, x: np.ndarray | Tensor, levels: Levels | None = None) -> Sequence[str]:
+        """Of the inputs x (n, input), where ``levels`` have their effects among them."""
         if self.columns_ is not None:
-            return self.columns_.inputs
+            inputs = self.columns_.inputs
+            return inputs if levels is None else levels.names(inputs)
         names = getattr(self, "feature_names_in_", None)
         return [f"x{index}" for index in range(x.shape[1])] if names is None else names
 
@@ -537,12 +560,17 @@ class Estimator(BaseEstimator):
         x = self._inputs(X)
         posterior = self.posterior_
         facts = self._row_facts
-        warn(far_rows(facts, x.numpy(), self._names(x)))
+        levels = facts.levels
+        likely = x.numpy() if levels is None else levels.likely(x.numpy())
+        warn(far_rows(facts, likely, self._names(x, levels)))
         # scalars that a prediction holds at once: 128 MiB of float64
         size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * facts.width))
         blocks: list[list[Tensor]] = [[] for _ in parts]
         for rows in x.split(size):
-            prediction = posterior.predict(rows)
+            if levels is None:
+                prediction = posterior.predict(rows)
+            else:
+                prediction = levels.predict(posterior, rows.numpy())
             for values, read in zip(blocks, parts):
                 values.append(read(prediction).detach().cpu())
         return [torch.cat(values).numpy() for values in blocks]
@@ -558,13 +586,15 @@ class Estimator(BaseEstimator):
             (draw, n) or (draw, n, output); of classes their probabilities (draw, n, class).
         """
         check_is_fitted(self)
-        total = self.posterior_.num_chains * self.posterior_.num_draws
-        count = total if num_draws is None else min(check_count("num_draws", num_draws), total)
-        keep = evenly_spaced(total, count, torch.float64)
+        if num_draws is not None:
+            check_count("num_draws", num_draws)
 
         def functions(p: Prediction) -> Tensor:
             f = p.likelihood.probs(p.f, p.params) if self.task == "classification" else p.f
-            return f.flatten(0, 1)[keep.to(f.device)].movedim(0, 1)
+            f = f.flatten(0, 1)
+            count = len(f) if num_draws is None else min(num_draws, len(f))
+            keep = evenly_spaced(len(f), count, torch.float64)
+            return f[keep.to(f.device)].movedim(0, 1)
 
         draws = np.moveaxis(self._predict(X, functions)[0], 0, 1)
         return draws[..., 0] if self._flat else draws
@@ -580,23 +610,28 @@ class Estimator(BaseEstimator):
 
         See :meth:`pyrobnn.Posterior.export`. ``verdict_`` is in the file (after an unpickling, where it had been asked
         for before), and the names of inputs and classes. Its inputs are numbers: of a DataFrame with text or dates
-        those that its columns are encoded to (``inputs`` names them). Outputs are (n, output), also of targets (n,).
+        those that its columns are encoded to (``inputs`` names them), of a column of many categories the effect of the
+        row's (``effects`` has mean and sd of each). Outputs are (n, output), also of targets (n,).
 
         Raises:
             ValueError: an argument, by name. ImportError: ONNX is not installed.
         """
         check_is_fitted(self)
-        rows = self._row_facts.rows
-        names = {"inputs": [str(name) for name in self._names(self._row_facts.low[None])]}
+        facts = self._row_facts
+        rows = facts.rows
+        inputs = self._names(facts.low[None], facts.levels)
+        about: dict[str, Any] = {"inputs": [str(name) for name in inputs]}
+        if facts.levels is not None and self.columns_ is not None:
+            about["effects"] = facts.levels.described(self.columns_.inputs, self.columns_.pooled)
         if hasattr(self, "classes_"):
-            names["classes"] = [str(label) for label in self.classes_]
+            about["classes"] = [str(label) for label in self.classes_]
         return self.posterior_.export(
             path,
             num_draws=num_draws,
             quantiles=quantiles,
             x=None if rows is None else rows.x,
             verdict=self.verdict_ if rows is not None else self.__dict__.get("verdict_"),
-            about=names,
+            about=about,
         )
 
     @cached_property
@@ -624,7 +659,7 @@ class Estimator(BaseEstimator):
         test = (rows.x[is_test], rows.y[is_test]) if is_test.any() else None
         tree = self.posterior_.to_datatree(x, y, test=test)
         names = {
-            "feature": self._names(rows.x),
+            "feature": self._names(rows.x, self._row_facts.levels),
             "class": [str(label) for label in getattr(self, "classes_", ())],
         }
         for node in tree.subtree:  # so that columns and classes are called by their names

@@ -31,6 +31,7 @@ from pyrobnn.model.dtypes import types_explained
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply, at_many_points, own_store
 from pyrobnn.model.log_terms import without_validation
+from pyrobnn.posterior.local_rows import sites_of_rows
 
 #: what is predicted of a distribution of n rows, and of uniform noise (n,): (n, …)
 Statistic = Callable[[TorchDistribution, Tensor], Tensor]
@@ -80,6 +81,7 @@ class _ProgramEstimator(BaseEstimator):
             num_draws=self.num_draws,
             seed=int(seed),
         )
+        self._of_rows = sites_of_rows(self.posterior_, self._x, self._y)
 
     @staticmethod
     def _tensor(values: ArrayLike) -> Tensor:
@@ -130,6 +132,9 @@ class _ProgramEstimator(BaseEstimator):
             return results[0]
 
         draws = self.posterior_.stacked()
+        if not torch.equal(x, self._x):
+            # other rows have values of their own, from the law that the program gives any row
+            draws = {name: value for name, value in draws.items() if name not in self._of_rows}
         total = len(next(iter(draws.values())))
         rows = torch.arange(total).repeat(math.ceil(least / total))
         with seeded(0):
@@ -162,6 +167,9 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
         random_state: a whole number makes every fit the same; None takes NumPy's global generator.
 
     Attributes: ``posterior_``, ``method_``, ``verdict_`` (computed when it is first asked for), ``n_features_in_``.
+
+    Where a latent site has a value for each row, predictions of the rows of the fit are by their values; of other rows
+    by values drawn from the law that the program gives any row, given what all rows share.
 
     Raises:
         TypeError, ValueError: no program, method or observed site, or several and none named. Refused: by the method.

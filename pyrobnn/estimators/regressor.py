@@ -68,7 +68,11 @@ class BNNRegressor(RegressorMixin, Estimator):
     members sample the posterior, as ``verdict_`` warns. Rows are sorted before the fit: what their order says (time) is
     not seen.
 
-    A DataFrame with text, categories or dates is encoded as by :func:`pyrobnn.data.from_frame` (``columns_``).
+    A DataFrame with text, categories or dates is encoded as by :func:`pyrobnn.data.from_frame` (``columns_``), but a
+    column of 20 categories or more is one input: the effect of the row's category on each target, as a random effect
+    that is pooled over the categories. The net learns from one draw of the effects and predicts over their posterior;
+    the effect of a new category has the variance between categories, and prediction warns of it, naming column and
+    rows. Caveat: the law of the effects is fitted once, before the net; ``posterior_`` is given their draw.
 
     Raises:
         TypeError, ValueError: naming the argument, before anything is computed.
@@ -138,6 +142,9 @@ class BNNRegressor(RegressorMixin, Estimator):
         if self.likelihood is None:
             return y
         return self.likelihood.targets.values(torch.tensor(y)).numpy()
+
+    def _effects_on(self, y: np.ndarray) -> dict[str, np.ndarray]:
+        return {f"{output}": column for output, column in enumerate(self._values(y).T)}
 
     def predict(
         self, X: Table, return_std: bool = False

@@ -20,7 +20,7 @@ from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_net, snapshot
 from pyrobnn.inference.method import FitRun, Kind, register
 from pyrobnn.inference.optim.minimize import Result
-from pyrobnn.inference.optim.paths import late_loss
+from pyrobnn.inference.optim.path_ends import late_loss
 from pyrobnn.inference.point_methods import Trained
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior

@@ -148,6 +148,7 @@ class Method(abc.ABC):
         deterministic: whether the net must be one function: layers in training mode are then refused.
         trains: whether layers in training mode are trained so, batch-norm layers with the statistics of each batch and
             dropout as noise, and held to one function afterwards.
+        local_rows: whether a latent site may have a value for each row of a plate that draws a subsample.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
@@ -161,6 +162,7 @@ class Method(abc.ABC):
     gathers: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    local_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."
@@ -233,7 +235,11 @@ class Method(abc.ABC):
                 posterior = self._fit_head(problem, run)
             posterior = posterior_with_notes(posterior, collapsed(posterior, x, y))
         meta = posterior.meta | _tier(functions) | _input_range(model, x)
-        return replace(posterior, rows=Rows.of(model, x, y), meta=meta)
+        return replace(
+            posterior,
+            rows=Rows.of(model, x, y),
+            meta=meta,
+        )
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
         """By the net's head where what comes before its first parameter with a prior stays: that is computed once."""
@@ -274,6 +280,7 @@ class Method(abc.ABC):
         )
         values = start_values(run.given[0], run.init) if holds_points else None
         options: dict[str, Any] = {"stream": not self.gathers, "deterministic": self.deterministic}
+        options["local_rows"] = self.local_rows
         options["num_draws"] = run.num_draws * self._num_parallel
         model, *data = run.given
         mode = TrainingMode.of(model) if self.trains else None

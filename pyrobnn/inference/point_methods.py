@@ -19,18 +19,11 @@ from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
+from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import weight_spreads
-from pyrobnn.inference.optim.paths import (
-    MAX_PATHS,
-    REFINING_STEPS,
-    FreeNoise,
-    Refinement,
-    Search,
-    num_together,
-    search_each,
-    worths_of,
-)
+from pyrobnn.inference.optim.path_ends import REFINING_STEPS, Refinement, worths_of
+from pyrobnn.inference.optim.paths import MAX_PATHS, Search, num_together, search_each
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.model import Density
 from pyrobnn.model.compile.forecast import Compile

@@ -29,16 +29,14 @@ from pyrobnn.model import BNN, Density
 from pyrobnn.model.likelihoods.base import SCALE, SITE
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES
+from pyrobnn.posterior.chain_groups import Groups, net_quantities, site_quantities
 from pyrobnn.posterior.marginal_last_layer import LastLayer
 from pyrobnn.posterior.probes import probes
 from pyrobnn.posterior.rows import Rows
 from pyrobnn.posterior.short_chains import (
-    Groups,
     ShortChains,
     chains_per_group,
-    net_quantities,
     seconds_per_leapfrog,
-    site_quantities,
     starts_elsewhere,
 )
 

@@ -92,7 +92,10 @@ class SVI(Method):
             :class:`pyrobnn.Optimizer` with its schedule and averaging. By default the rate of mean-field is constant
             and the last half of its iterates is averaged, which removes gradient noise; the others have
             ``"hold_cosine"`` and no average.
-        batch_size: mini-batch size; None takes all data in every step.
+        batch_size: mini-batch size; None takes all data in every step. Of a plain program it needs a plate of the rows
+            of x and y, ``pyro.plate("rows", len(x))``; or the program draws them itself, by ``subsample_size=``, or a
+            DataLoader sets the size. Latent sites may have a value for each row, with ``"mean_field"``, ``AutoNormal``,
+            or a guide program whose parameters go by rows, or are those of an encoder.
         num_particles: draws per step.
         estimator: where the noise of mean-field is drawn: ``"weights"``; ``"local_reparameterization"``, the outputs of
             linear and convolution layers instead (lower gradient variance, and often the better optimum);
@@ -163,6 +166,7 @@ class SVI(Method):
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
     trains: ClassVar[bool] = True
+    local_rows: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
     remedy: ClassVar[str] = (
         "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
@@ -230,7 +234,10 @@ class SVI(Method):
             return fit_guides(self, problem, ys, run)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        check_batch_size(problem, self.batch_size)
+        if problem.is_bnn:
+            check_batch_size(problem, self.batch_size)
+        elif self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
         check_proper(problem.density)
         check_batched(problem.density, "SVI")
         if not problem.is_bnn:

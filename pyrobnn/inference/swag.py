@@ -32,8 +32,10 @@ from pyrobnn.inference.fitting.problem import (
 )
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.optim import paths
+from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.path_ends import REFINING_STEPS, Refinement, worths_of
+from pyrobnn.inference.optim.paths import MAX_PATHS, Search, num_together
 from pyrobnn.inference.optim.training import (
     MOMENTUM,
     TOLERATED_RISE,
@@ -527,7 +529,7 @@ class _SGD:
             compile=method.compile,
         )
         name = f"the start of {type(method).__name__}"
-        noise = paths.FreeNoise.of(problem)
+        noise = FreeNoise.of(problem)
         if noise is None:
             result = minimize(
                 loss,
@@ -546,28 +548,28 @@ class _SGD:
 
     def _search(
         self,
-        noise: paths.FreeNoise,
+        noise: FreeNoise,
         batches: Batches[tuple[Tensor, ...]],
         training: Training,
         start: Tensor,
         name: str,
-    ) -> paths.Search:
+    ) -> Search:
         """The search for a mode where the noise is free."""
         problem = self.problem
         # a net whose batch-norm layers use the batch has no outputs row by row
         by_rows = problem.loader is None and not training_norms(problem.bnn)
-        num_paths = paths.num_together(problem, self.batch_size, 1, paths.MAX_PATHS)
+        num_paths = num_together(problem, self.batch_size, 1, MAX_PATHS)
         refinement = None
-        if by_rows and paths.num_together(problem, None, 1, paths.MAX_PATHS) > 1:
+        if by_rows and num_together(problem, None, 1, MAX_PATHS) > 1:
             # the gradients of all rows cost no more than those of a few, and have no noise that hides the function
             batches = same((problem.x, problem.y))
-            refinement = paths.Refinement(problem.density, paths.REFINING_STEPS, 0)
-        return paths.Search(
+            refinement = Refinement(problem.density, REFINING_STEPS, 0)
+        return Search(
             problem,
             noise,
             Density.log_joint,
             partial(
-                paths.worths_of,
+                worths_of,
                 problem,
                 evidence=by_rows,
             ),

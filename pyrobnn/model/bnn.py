@@ -188,11 +188,15 @@ class BNN:
             num_data: size of the whole data set when (x, y) is a mini-batch of it.
         Returns:
             The network output (N, width).
+
+        Raises:
+            ValueError: weights in a batch, as vectorised handlers of Pyro give them.
         """
         values = self.sample_parameters()
         params = {
             name.removeprefix(NET): value for name, value in values.items() if name.startswith(NET)
         }
+        self._check_one_set(params)
         buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
         statistics = {}
         for name in buffers:
@@ -206,6 +210,17 @@ class BNN:
         return f
 
     __call__ = pyro_model
+
+    def _check_one_set(self, params: Mapping[str, Tensor]) -> None:
+        """Refuse weights with batch dimensions, by name: torch's layers take one set of weights."""
+        for name, parameter in self.net.named_parameters():
+            shape = params[name].shape
+            if shape != parameter.shape:
+                raise ValueError(
+                    f"{NET}{name} has shape {tuple(shape)}, and the net takes one set of weights, "
+                    f"{tuple(parameter.shape)}: leave out parallel=True of Predictive and vectorize_particles=True of "
+                    "an ELBO, and loop over a plate around the program"
+                )
 
     def batch_model(
         self,

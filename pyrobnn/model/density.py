@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -24,6 +24,7 @@ from torch.distributions import Distribution, biject_to, constraints
 from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.core.checks import Refused, check_type
+from pyrobnn.core.private_pyro import is_param_statement
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model import enumeration, guards
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
@@ -36,8 +37,11 @@ from pyrobnn.model.handlers import (
     Value,
     all_rows,
     at_many_points,
+    followed_modules,
     in_float64,
     own_store,
+    refuse_unfollowed,
+    some_rows,
     wide,
 )
 from pyrobnn.model.log_terms import datum_terms, log_prob_sum, without_validation
@@ -98,6 +102,26 @@ class Site:
         return self.start + self.size
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of plates: ``numbers``, those (B,) of each plate by its name, of ``sizes`` (N) altogether.
+
+    ``axes``: site → the plates of its axes, each with the place of its axis, counted from the end, of the site in
+    unconstrained space.
+    """
+
+    numbers: Mapping[str, Tensor]
+    sizes: Mapping[str, int]
+    axes: Mapping[str, Mapping[str, int]]
+
+    def factor(self, site: str) -> float:
+        """What a sum over these rows of a site is multiplied by to stand for all of them."""
+        counts = [
+            (self.sizes[plate], len(self.numbers[plate])) for plate in self.axes.get(site, ())
+        ]
+        return math.prod(size / count for size, count in counts)
+
+
 class Density:
     r"""Log joint density of a Pyro program over a flat unconstrained vector.
 
@@ -119,16 +143,18 @@ class Density:
     whether there is one, or a factor), ``states`` (the discrete latent sites, which are summed out, and
     how many values each has), ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names
     of those whose support depends on other sites, as that of ``Uniform(0, 1 - a)``), ``plate_sizes`` (of the plates
-    that draw a subsample, by name), ``derived`` (what it says beside its density), ``initial_points`` and
-    ``constraints`` (of the point parameters, by name).
+    that draw a subsample, by name), ``plate_counts`` (how many rows each draws), ``local`` (the latent sites that have
+    a value for every row of such a plate, with its name), ``derived`` (what it says beside its density),
+    ``initial_points`` and ``constraints`` (of the point parameters, by name).
 
     A program whose plate draws a subsample (``pyro.plate("rows", N, subsample_size=B)``) is evaluated with all rows of
-    that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes.
+    that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes, and
+    :meth:`at_rows` that at rows which are given.
 
     Raises:
         ValueError: a program without any site to infer.
-        Refused: a program that subsamples and cannot be run with all rows, or has latent sites for every row; a
-            discrete latent site that cannot be summed out.
+        Refused: a program that subsamples and cannot be run with all rows; a discrete latent site that cannot be summed
+            out.
 
     Example:
         >>> import pyro.distributions as dist
@@ -150,6 +176,9 @@ class Density:
     sums_out = False
     #: of its own rows, where some are filled in
     padding: Padding | None = None
+    local: Mapping[str, str] = MappingProxyType({})
+    #: the rows at which the program is run; None: all rows, or those that it draws
+    rows: Rows | None = None
 
     def __init__(
         self,
@@ -168,6 +197,7 @@ class Density:
         self.points = points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
+        self.plate_counts: dict[str, int] = {}
         self._all_rows = True
         self._noisy = noisy
         #: whether the program writes into tensors that it has made
@@ -185,6 +215,7 @@ class Density:
         }
         self.nesting = enumeration.plate_nesting(nodes.values())
         self.sites = self._laid_out(nodes)
+        self.local = _local_sites(nodes, self.plate_sizes)
         # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
         if self.owner is None:
             self._held = self.initial_points | self._held
@@ -309,8 +340,8 @@ class Density:
 
     def _first_run(self) -> Mapping[str, Node]:
         """The nodes of a run at values that the program draws itself; sizes of plates that subsample are noted."""
-        with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
-            with Writing() as writing:
+        with seeded(0, *used_devices()), torch.no_grad():
+            with all_rows(self.plate_sizes, self.plate_counts), Writing() as writing:
                 nodes = self._drawn()
         self.writes = writing.seen and self.owner is None
         return nodes
@@ -388,11 +419,45 @@ class Density:
         Unbiased, value and gradient. Of a net that is trained with dropout with other units dropped at every call.
         Itself where nothing is drawn.
         """
-        if self.stochastic is None:
+        if self.stochastic is None or self.rows is not None:
             return self
         noisy = copy.copy(self)
         noisy._all_rows = False
         return noisy if self._noisy is None else running(noisy, self._noisy)
+
+    def at_rows(
+        self,
+        numbers: Mapping[str, Tensor],
+        sizes: Mapping[str, int],
+        args: tuple[Tree, ...] = (),
+    ) -> Density:
+        """The density at the rows of these ``numbers`` (B,) of each plate, of ``sizes`` altogether, scaled to all.
+
+        Its vectors have the sites that belong to no plate, and these rows of the others. Over subsets that take every
+        row equally often it is unbiased, value and gradient. ``args``: the data of these rows, where the program is
+        given them and does not take them itself.
+
+        Raises:
+            Refused: a plate draws another number of rows.
+            RuntimeError: the program cannot be run at these rows, as of a plate of a size that is written out.
+        """
+        some = copy.copy(self)
+        some.args = args or self.args
+        some._all_rows = False
+        if self.rows is not None:
+            some.rows = dataclasses.replace(self.rows, numbers=numbers)
+            return some
+        some.rows = Rows(numbers, sizes, {})
+        with seeded(0, *used_devices()), torch.no_grad():
+            nodes = some._drawn()
+        with some.floats():
+            some.sites = _with_whole_points(some._layout(nodes), self._by_name)
+        some.initial_points = self.initial_points
+        some.dim = sum(site.size for site in some.sites)
+        some._by_name = {site.name: site for site in some.sites}
+        row_axes = {site.name: _row_axes(site, nodes[site.name], sizes) for site in some.sites}
+        some.rows = Rows(numbers, sizes, row_axes)
+        return some
 
     # -- flat vector ↔ sites ---------------------------------------------------------------------------------------
 
@@ -449,7 +514,8 @@ class Density:
             transform = transforms.get(site.name, site.transform)
             if site.kind == "latent" and only in (None, site) and not is_identity(transform):
                 term = transform.log_abs_det_jacobian(u, transform(u))
-                total = total + term.reshape(z.shape[:-1] + (-1,)).sum(-1)
+                term = term.reshape(z.shape[:-1] + (-1,)).sum(-1)
+                total = total + (term if self.rows is None else term * self.rows.factor(site.name))
         return total
 
     def site_of(self, index: int) -> str:
@@ -694,7 +760,8 @@ class Density:
     ) -> pyro.poutine.Trace:
         """The trace of one run of a program with the sites of this one."""
         none = contextlib.nullcontext()
-        rows = all_rows({}) if self._all_rows and self.plate_sizes else none
+        # other data have no filled rows
+        padding = None if args else self.padding
         # plain numbers are made there
         device = none if self.device.type == "cpu" else self.device
         floating = (
@@ -710,21 +777,36 @@ class Density:
                 like=next(floating, None),
             )
             idioms = self._idioms(values, args)
+            known = values.keys() | self._held.keys()
+            modules: contextlib.AbstractContextManager[set[str] | None] = none
+            if self.owner is None:
+                modules = followed_modules(known)
             with (
                 without_validation(),
                 pyro.poutine.block(),
                 supply,
-                rows,
+                self.plates(),
+                modules as followed,
                 device,
                 idioms,
                 at_many_points(),
+                none if padding is None else padding.told(),
             ):
-                if args or self.padding is None:
-                    return pyro.poutine.trace(program).get_trace(*(args or self.args))
-                with self.padding.told():
-                    trace = pyro.poutine.trace(program).get_trace(*self.args)
-                self.padding.weigh(trace.nodes)
-                return trace
+                trace = pyro.poutine.trace(program).get_trace(*(args or self.args))
+            if followed is not None:
+                statements = [n for n in trace.param_nodes if is_param_statement(trace.nodes[n])]
+                refuse_unfollowed(statements, followed, "model")
+            if padding is not None:
+                padding.weigh(trace.nodes)
+            return trace
+
+    def plates(self) -> contextlib.AbstractContextManager[None]:
+        """The context in which the plates of a program, or of its guide, take the rows of this density."""
+        if self.rows is not None:
+            return some_rows(self.rows.numbers, self.rows.sizes)
+        if self._all_rows and self.plate_sizes:
+            return all_rows({})
+        return contextlib.nullcontext()
 
     def _own_tensors(self, point: Tensor) -> contextlib.AbstractContextManager[Any]:
         """The context in which tensors that are made belong to the point, where the program writes into any."""
@@ -738,7 +820,8 @@ class Density:
             if point is not None:
                 handlers.enter_context(self._own_tensors(point))
                 # data that are arguments of a compiled function, and subsamples, are no constants
-                if self.owner is None and not args and (self._all_rows or not self.plate_sizes):
+                whole = self.rows is None and (self._all_rows or not self.plate_sizes)
+                if self.owner is None and not args and whole:
                     handlers.enter_context(Constants(point))
             yield
 
@@ -851,17 +934,55 @@ def _check_node(node: Node, nodes: Mapping[str, Node], subsampled: Mapping[str, 
 
 
 def _check_latent(node: Node, subsampled: Mapping[str, int]) -> None:
-    """Refuse a latent site that is no tensor or has a value for every row of a plate that draws a subsample."""
+    """Refuse a latent site that is no tensor, or one of those of the rows of a loop over a subsample."""
     if not isinstance(node["value"], Tensor):
         raise Refused(f"the latent site {node['name']!r} has no tensor as its value")
     if enumeration.is_discrete(node):
         return
     for plate in node.get("cond_indep_stack", ()):
-        if plate.name in subsampled:
+        if plate.size != plate.full_size:
             raise Refused(
-                f"the latent site {node['name']!r} has a value for every row of the plate {plate.name!r}, which draws "
-                "a subsample: take out subsample_size, and fit all rows at once"
+                f"the latent site {node['name']!r} has values for {plate.size:,} of the {plate.full_size:,} rows of "
+                f"the plate {plate.name!r}, the same in every run, and a posterior of these rows would stand for "
+                "all: pass the data of all rows, and batch_size=… to SVI"
             )
+        if plate.name in subsampled and not plate.vectorized:
+            raise Refused(
+                f"the latent site {node['name']!r} is of one row of a loop over the plate {plate.name!r}, which draws "
+                f"a subsample: write 'with pyro.plate({plate.name!r}, …) as rows', one site for all rows"
+            )
+
+
+def _local_sites(nodes: Mapping[str, Node], subsampled: Mapping[str, int]) -> dict[str, str]:
+    """The continuous latent sites in plates that draw a subsample, each with the name of the first such plate."""
+    plates = {}
+    for name, node in nodes.items():
+        if not is_latent(node) or enumeration.is_discrete(node):
+            continue
+        names = [frame.name for frame in node["cond_indep_stack"] if frame.name in subsampled]
+        if names:
+            plates[name] = names[0]
+    return plates
+
+
+def _with_whole_points(sites: Iterable[Site], whole: Mapping[str, Site]) -> tuple[Site, ...]:
+    """The sites of some rows, the point parameters among them those of all: a plate takes of them what it needs."""
+    placed: list[Site] = []
+    start = 0
+    for site in sites:
+        layout = whole[site.name] if site.kind == "point" else site
+        placed.append(dataclasses.replace(layout, start=start))
+        start = placed[-1].stop
+    return tuple(placed)
+
+
+def _row_axes(site: Site, node: Node, plates: Collection[str]) -> dict[str, int]:
+    """The axes of a latent site in unconstrained space that belong to these plates, counted from the end."""
+    if site.kind == "point":
+        return {}
+    events = node["fn"].event_dim + len(site.unconstrained_shape) - len(site.shape)
+    frames = [frame for frame in node["cond_indep_stack"] if frame.vectorized]
+    return {frame.name: frame.dim - events for frame in frames if frame.name in plates}
 
 
 def _check_precision(node: Node) -> None:

@@ -23,6 +23,8 @@ from pyro.ops import packed
 from pyro.ops.contract import contract_tensor_tree
 from pyro.ops.rings import LogRing
 from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.runtime import InferDict, Message
+from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
@@ -38,6 +40,8 @@ from pyrobnn.model.nodes import (
 from pyrobnn.model.torch_calls import Call, CallHandler
 
 Program = Callable[..., Any]
+#: of a site's log density
+Scale = float | Tensor
 _READ_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 #: entries of the largest table, joint states times rows, that are summed at one point
 MOST_STATES = 10**7
@@ -78,8 +82,9 @@ def plate_nesting(nodes: Iterable[Node]) -> int:
 def enumerating(program: Program, nesting: int) -> Program:
     """The program, run with all values of its discrete latent sites at once."""
 
-    def mark(site: Any) -> Any:
-        return {"enumerate": "parallel"} if site["fn"].has_enumerate_support else {}
+    def mark(site: Message) -> InferDict:
+        law: Any = site["fn"]
+        return {"enumerate": "parallel"} if law.has_enumerate_support else {}
 
     marked = pyro.poutine.infer_config(program, config_fn=mark)
     return _Enumerate(first_available_dim=-1 - nesting)(marked)
@@ -88,7 +93,7 @@ def enumerating(program: Program, nesting: int) -> Program:
 class _Enumerate(EnumMessenger):
     """Pyro's handler, under which a program may be run at many points at once."""
 
-    def _pyro_post_sample(self, msg: Any) -> None:
+    def _pyro_post_sample(self, msg: Message) -> None:
         # WORKAROUND(pyro-ppl<=1.9.2): it reads value.data for a shape, which vmap refuses
         with _Detached():
             super()._pyro_post_sample(msg)
@@ -179,9 +184,10 @@ def _entries(terms: Sequence[Tensor]) -> int:
     return math.prod(sizes.values())
 
 
-def _dims(term: Any) -> str:
+def _dims(term: Tensor) -> str:
     """The symbols of a packed tensor's axes."""
-    return term._pyro_dims
+    labelled: Any = term
+    return labelled._pyro_dims
 
 
 def _packed(value: Tensor, dims: str) -> Tensor:
@@ -235,7 +241,7 @@ class _Term:
     def __init__(
         self,
         node: Node,
-        trace: Any,
+        trace: Trace,
         states: Mapping[str, int],
     ):
         self.node = node
@@ -253,7 +259,7 @@ class _Term:
         self.discrete = frozenset(_dims(self.log_prob)) - set(trace.plate_to_symbol.values())
 
 
-def summed(trace: Any, states: Mapping[str, int]) -> dict[str, Node]:
+def summed(trace: Trace, states: Mapping[str, int]) -> dict[str, Node]:
     """The nodes of an enumerating run with its discrete sites summed out.
 
     Sites that share a discrete site, directly or through others, become one: a factor under the name of the first of
@@ -267,13 +273,15 @@ def summed(trace: Any, states: Mapping[str, int]) -> dict[str, Node]:
     """
     terms = _terms(trace, states)
     absorbed = {term.name for term in terms} | set(states)
-    nodes = {name: node for name, node in trace.nodes.items() if name not in absorbed}
+    nodes: dict[str, Node] = {
+        name: node for name, node in trace.nodes.items() if name not in absorbed
+    }
     for component in _components(terms):
         nodes.update(_nodes_of(component, trace, states))
     return nodes
 
 
-def drawn(trace: Any, states: Mapping[str, int], temperature: float) -> dict[str, Tensor]:
+def drawn(trace: Trace, states: Mapping[str, int], temperature: float) -> dict[str, Tensor]:
     """The discrete sites given the data and all other sites, drawn together; whole numbers, site → (\\*shape).
 
     Sites are drawn in the opposite order of that in which they are summed out: each given those that were summed out
@@ -327,7 +335,7 @@ def _values(node: Node, indices: Mapping[str, Tensor], symbol_to_dim: Mapping[st
     return support.long()[index.expand(shape)]
 
 
-def _terms(trace: Any, states: Mapping[str, int]) -> list[_Term]:
+def _terms(trace: Trace, states: Mapping[str, int]) -> list[_Term]:
     """The log probabilities of those sites of a run that depend on a discrete one."""
     trace.symbolize_dims()
     terms = []
@@ -369,7 +377,9 @@ class _Sum(NamedTuple):
         return _Sum(self.logs.sum() - other.logs.sum(), ())
 
 
-def _nodes_of(component: Sequence[_Term], trace: Any, states: Mapping[str, int]) -> dict[str, Node]:
+def _nodes_of(
+    component: Sequence[_Term], trace: Trace, states: Mapping[str, int]
+) -> dict[str, Node]:
     """The nodes that take the place of sites with common discrete sites."""
     observed = [term for term in component if term.node["is_observed"]]
     sampled = [term for term in component if not term.node["is_observed"]]
@@ -388,7 +398,7 @@ def _nodes_of(component: Sequence[_Term], trace: Any, states: Mapping[str, int])
     return nodes
 
 
-def _nodes_of_prior(latent: Sequence[_Term], prior: _Sum, scale: Any) -> dict[str, Node]:
+def _nodes_of_prior(latent: Sequence[_Term], prior: _Sum, scale: Scale) -> dict[str, Node]:
     """The nodes of continuous sites that have a prior together, which counts once."""
     zeros = torch.zeros_like(prior.logs)
     nodes: dict[str, Node] = {term.name: _as_factor(term.node, zeros, scale) for term in latent}
@@ -396,7 +406,7 @@ def _nodes_of_prior(latent: Sequence[_Term], prior: _Sum, scale: Any) -> dict[st
     return nodes
 
 
-def _node_of_data(observed: Sequence[_Term], likelihood: _Sum, scale: Any) -> dict[str, Any]:
+def _node_of_data(observed: Sequence[_Term], likelihood: _Sum, scale: Scale) -> dict[str, Any]:
     """The node of observed sites that have a density together, by the name of the first that holds data."""
     data = [term for term in observed if is_datum(term.node)]
     site = (data or observed)[0]
@@ -406,13 +416,13 @@ def _node_of_data(observed: Sequence[_Term], likelihood: _Sum, scale: Any) -> di
     return node
 
 
-def _as_factor(node: Node, log_prob: Tensor, scale: Any) -> dict[str, Any]:
+def _as_factor(node: Node, log_prob: Tensor, scale: Scale) -> dict[str, Any]:
     """The node of a site whose log density is this."""
     law = Factor(log_prob, validate_args=False)
     return {**node, "fn": law, "scale": scale, "mask": None}
 
 
-def _common_scale(component: Sequence[_Term]) -> Any:
+def _common_scale(component: Sequence[_Term]) -> Scale:
     """The scale that all sites of a sum have; Refused where they have several."""
     scales = [term.node["scale"] for term in component]
     for term, scale in zip(component, scales, strict=True):
@@ -426,7 +436,7 @@ def _common_scale(component: Sequence[_Term]) -> Any:
     return scales[0]
 
 
-def _contracted(terms: Sequence[_Term], trace: Any, states: Mapping[str, int]) -> _Sum:
+def _contracted(terms: Sequence[_Term], trace: Trace, states: Mapping[str, int]) -> _Sum:
     """The sum over all discrete sites of the product of these terms."""
     contracted = contract_tensor_tree(
         _tree({term: term.log_prob for term in terms}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import pyro.distributions as dist
 import torch
@@ -25,7 +25,7 @@ class Filled(TorchDistribution):
     arg_constraints: dict[str, constraints.Constraint] = {}
     has_rsample = False
 
-    def __init__(self, law: Any, missing: Tensor):
+    def __init__(self, law: TorchDistribution, missing: Tensor):
         self.law = law
         self.missing = missing
         super().__init__(
@@ -35,10 +35,10 @@ class Filled(TorchDistribution):
         )
 
     @property
-    def support(self) -> constraints.Constraint:
+    def support(self) -> constraints.Constraint | None:
         return self.law.support
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.law.sample(torch.Size(sample_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ that are not fused (:mod:`pyrobnn.model.fused`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import pyro
 import torch
@@ -16,10 +16,12 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.params.param_store import StateDict
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import biject_to, transform_to
 
+from pyrobnn.core.checks import Refused
 from pyrobnn.core.private import replaced
+from pyrobnn.core.private_torch import set_parameter
 from pyrobnn.core.threads import Shared, process_state
 from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.distribution_kinds import is_improper
@@ -32,6 +34,8 @@ T = TypeVar("T")
 #: a value of a site, or what makes it of the site's distribution
 Value = Tensor | Callable[[TorchDistributionMixin], Tensor]
 RADIUS = 2.0  # of the box in unconstrained space that holds starts, as in Stan
+#: in the names that ``pyro.module`` gives to parameters
+OF_A_MODULE = "$$$"
 
 _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
 
@@ -98,7 +102,7 @@ class Supply(Messenger):
             value = self.points[name]
         else:
             value = self._initial(msg)
-        msg["value"] = value
+        msg["value"] = readable_by_plates(value, msg)
         msg["done"] = True
 
     def _initial(self, msg: Message) -> Tensor:
@@ -118,6 +122,16 @@ class Supply(Messenger):
             raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
         self.initial[name] = value.detach()
         return self.initial[name]
+
+
+def readable_by_plates(value: Value, message: Message) -> Value:
+    """The value of a ``pyro.param`` so that a plate which takes some rows may take its, as by ``event_dim=``."""
+    if not isinstance(value, Tensor) or message["kwargs"].get("event_dim") is None:
+        return value
+    # WORKAROUND(pyro-ppl<=1.9.2): the plate notes on the parameter behind a value which rows it took
+    readable = value.view_as(value)
+    readable._pyro_unconstrained_param = torch.empty(0)  # type: ignore[attr-defined]
+    return readable
 
 
 def _is_beside(name: str, observed: str) -> bool:
@@ -147,13 +161,126 @@ def own_store() -> Iterator[StateDict]:
 
 
 @contextlib.contextmanager
-def all_rows(sizes: dict[str, int]) -> Iterator[None]:
-    """Plates that would draw a subsample take all their rows; their names and sizes are added to ``sizes``."""
+def all_rows(sizes: dict[str, int], counts: dict[str, int] | None = None) -> Iterator[None]:
+    """Plates that would draw a subsample take all their rows.
+
+    Their names and sizes are added to ``sizes``, and how many rows each would draw to ``counts``.
+    """
+
+    def with_all_rows(plate: Plate) -> Plate:
+        if plate.subsample is None and plate.is_subsampled:
+            sizes[plate.name] = int(plate.size)
+            if counts is not None:
+                counts[plate.name] = int(plate.subsample_size)
+            return plate._replace(subsample_size=None)
+        return plate
+
+    with _changed_plates(with_all_rows):
+        yield
+
+
+@contextlib.contextmanager
+def some_rows(rows: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Iterator[None]:
+    """The plates named in ``rows`` take the rows of these numbers (B,), of ``sizes`` altogether; Pyro scales them.
+
+    A plate of as many rows as are given, ``pyro.plate("rows", len(x))``, is that of a batch of the data. A plate whose
+    rows the program chooses itself stays as it is.
+
+    Raises:
+        Refused: a plate that draws another number of rows.
+    """
+
+    of_batch = _ParamsOfRows(rows, sizes)
+
+    def with_these_rows(plate: Plate) -> Plate:
+        if plate.name not in rows or plate.subsample is not None:
+            return plate
+        numbers = rows[plate.name]
+        size = sizes[plate.name]
+        if plate.size == size:
+            if plate.is_subsampled and plate.subsample_size != len(numbers):
+                raise Refused(
+                    f"the plate {plate.name!r} draws {plate.subsample_size:,} of {size:,} rows where the program of "
+                    f"the model draws {len(numbers):,}: give both the same subsample_size"
+                )
+            return plate._replace(subsample_size=None, subsample=numbers)
+        if plate.size == len(numbers):
+            of_batch.plates.add(plate.name)
+            batch = torch.arange(len(numbers), device=numbers.device)
+            return plate._replace(
+                size=size,
+                subsample_size=None,
+                subsample=batch,
+            )
+        return plate
+
+    with _changed_plates(with_these_rows), of_batch:
+        yield
+
+
+class _ParamsOfRows(Messenger):
+    """Takes the values of the rows of a batch of a ``pyro.param(…, event_dim=)`` in a plate of their number.
+
+    Such a plate, of ``plates``, does not know which rows they are: its own numbers are those of the data in the batch.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor], sizes: Mapping[str, int]):
+        super().__init__()
+        self.rows = rows
+        self.sizes = sizes
+        self.plates: set[str] = set()
+
+    def _pyro_post_param(self, msg: Message) -> None:
+        events = msg["kwargs"].get("event_dim")
+        for frame in msg["cond_indep_stack"]:
+            if events is None or frame.dim is None or frame.name not in self.plates:
+                continue
+            axis = frame.dim - events
+            value = msg["value"]
+            if value.dim() >= -axis and value.shape[axis] == self.sizes[frame.name]:
+                rows_of_it = value.index_select(axis, self.rows[frame.name])
+                msg["value"] = readable_by_plates(rows_of_it, msg)
+
+
+def refuse_unfollowed(params: Iterable[str], followed: Collection[str], whose: str) -> None:
+    """Refuse a net that was registered, and whose parameters would stay as they are.
+
+    Args:
+        params: the names of all parameters of a run.
+        followed: what :func:`followed_modules` yielded.
+        whose: the model or the guide.
+    """
+    for name in params:
+        net, divider, _ = name.partition(OF_A_MODULE)
+        if divider and net not in followed:
+            raise Refused(
+                f"the {whose} registers {net!r} by pyro.module, whose parameters this fit cannot follow under another "
+                "name of that function: write it out, pyro.module(…), or make the net part of a PyroModule"
+            )
+
+
+class Plate(NamedTuple):
+    """What a program asks for by ``pyro.plate``: a name, all rows, how many of them, and which."""
+
+    name: str
+    size: Any
+    subsample_size: Any
+    subsample: Any
+
+    @property
+    def is_subsampled(self) -> bool:
+        """Whether it asks for some of the rows."""
+        return self.subsample_size is not None and bool(self.subsample_size < self.size)
+
+
+@contextlib.contextmanager
+def _changed_plates(change: Callable[[Plate], Plate]) -> Iterator[None]:
+    """Every plate that is made inside is what ``change`` makes of it."""
     # WORKAROUND(pyro-ppl<=1.9.2): no handler can change how many rows a plate takes
     plate_class: Any = SubsampleMessenger
     original_init = plate_class.__init__
 
-    def init_of_all_rows(
+    def init_of_changed(
         self: SubsampleMessenger,
         name: str,
         size: Any = None,
@@ -162,21 +289,52 @@ def all_rows(sizes: dict[str, int]) -> Iterator[None]:
         *arguments: bool | str | None,
         **options: bool | str | None,
     ) -> None:
-        if subsample is None and subsample_size is not None and subsample_size < size:
-            sizes[name] = int(size)
-            subsample_size = None
         original_init(
             self,
-            name,
-            size,
-            subsample_size,
-            subsample,
+            *change(Plate(name, size, subsample_size, subsample)),
             *arguments,
             **options,
         )
 
-    with process_state(), replaced(plate_class, "__init__", init_of_all_rows):
+    with process_state(), replaced(plate_class, "__init__", init_of_changed):
         yield
+
+
+@contextlib.contextmanager
+def followed_modules(known: Collection[str]) -> Iterator[set[str]]:
+    """Nets that the program registers by ``pyro.module`` compute with the values that a run gives their parameters.
+
+    Pyro's own statement asks for these values and leaves the net as it is: in its store they are the net's own tensors.
+    Afterwards the nets are as they were. Yields the names under which nets were registered. ``known`` are names of
+    parameters that are fitted: under ``torch.func`` a parameter does not say itself whether it has a gradient.
+    """
+    before: list[tuple[nn.Module, str, Tensor]] = []
+    names: set[str] = set()
+
+    def module(
+        name: str,
+        nn_module: nn.Module,
+        update_module_params: bool = False,
+    ) -> nn.Module:
+        names.add(name)
+        values: dict[int, Tensor] = {}
+        for parameter_name, parameter in nn_module.named_parameters():
+            full_name = name + OF_A_MODULE + parameter_name
+            if parameter.requires_grad or full_name in known:
+                values[id(parameter)] = pyro.param(full_name, parameter)
+        for submodule in nn_module.modules():
+            for leaf, parameter in [*submodule.named_parameters(recurse=False)]:
+                if id(parameter) in values:
+                    before.append((submodule, leaf, parameter))
+                    set_parameter(submodule, leaf, values[id(parameter)])
+        return nn_module
+
+    with process_state(), replaced(pyro, "module", module):
+        try:
+            yield names
+        finally:
+            for submodule, leaf, parameter in reversed(before):
+                set_parameter(submodule, leaf, parameter)
 
 
 @contextlib.contextmanager

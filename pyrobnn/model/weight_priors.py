@@ -21,8 +21,8 @@ from pyrobnn.model.fixed_row import WithFixedRow, padding_row
 from pyrobnn.model.torch_calls import Call, CallHandler
 
 #: what one option of a prior names: a parameter, a module, a type of module, or a function that says so
-Entry = str | bool | nn.Module | type[nn.Module] | Callable[[nn.Module, str], bool]
-Selection = Entry | Collection[Entry] | None
+_Entry = str | bool | nn.Module | type[nn.Module] | Callable[[nn.Module, str], bool]
+_Selection = _Entry | Collection[_Entry] | None
 #: what "hide" and "expose" may be followed by
 _SUFFIXES = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
 #: of these, those that say it of all parameters
@@ -30,7 +30,7 @@ _SUFFIXES_OF_ALL = ("_fn", "_all")
 
 
 #: units that are linear, or nearly so, where they are not zero
-RECTIFIED = (
+_RECTIFIED = (
     nn.ReLU,
     nn.ReLU6,
     nn.LeakyReLU,
@@ -45,13 +45,13 @@ RECTIFIED = (
     nn.Softplus,
     nn.Hardswish,
 )
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 #: weights of a net beyond which :class:`FanInNormal` has a floor, where it is deep or convolutional
 WIDE = 10_000
 #: weight layers of a deep net
-DEEP = 4
+_DEEP = 4
 #: least standard deviation of a weight there
-WIDE_FLOOR = 1.0
+_WIDE_FLOOR = 1.0
 
 
 class Selective(Prior):
@@ -69,7 +69,7 @@ class Selective(Prior):
         ValueError: hide and expose together; when a model is built, an entry that names no parameter.
     """
 
-    def __init__(self, **selection: Selection):
+    def __init__(self, **selection: _Selection):
         for name in selection:
             if _suffix(name) not in _SUFFIXES:
                 raise TypeError(
@@ -100,7 +100,7 @@ class Selective(Prior):
         return self
 
     @staticmethod
-    def _check_entry(option: str, entry: Entry, net: nn.Module) -> None:
+    def _check_entry(option: str, entry: _Entry, net: nn.Module) -> None:
         suffix = _suffix(option)
         exposed = {f"expose{suffix}": entry if suffix in _SUFFIXES_OF_ALL else (entry,)}
         alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
@@ -120,10 +120,10 @@ def _suffix(option: str) -> str:
     return option.removeprefix("hide").removeprefix("expose")
 
 
-def _as_entries(value: Selection) -> list[Entry]:
+def _as_entries(value: _Selection) -> list[_Entry]:
     if isinstance(value, (list, tuple, set)):
         return list(value)
-    return [cast(Entry, value)]
+    return [cast(_Entry, value)]
 
 
 def _refuse_contradiction(options: Sequence[str]) -> None:
@@ -202,7 +202,7 @@ class ScaleMixture(Selective):
         pi: float = 0.5,
         scale1: float = 1.0,
         scale2: float = math.exp(-6),
-        **selection: Selection,
+        **selection: _Selection,
     ):
         super().__init__(**selection)
         share = check_number("pi", pi, above=0, below=1)
@@ -255,7 +255,7 @@ class FanInNormal(Selective):
         scale: float = 1.0,
         bias_scale: float = 1.0,
         floor: float | None = None,
-        **selection: Selection,
+        **selection: _Selection,
     ):
         super().__init__(**selection)
         self.scale = check_number("scale", scale, above=0)
@@ -272,15 +272,15 @@ class FanInNormal(Selective):
         """This prior with the floor that a net asks for, where none was given."""
         modules = list(net.modules())
         # convolutions are followed by rectified units, which the forward of a net may call as functions
-        convolves = any(isinstance(module, CONVOLUTIONS) for module in modules)
-        rectifies = any(isinstance(module, RECTIFIED) for module in modules)
+        convolves = any(isinstance(module, _CONVOLUTIONS) for module in modules)
+        rectifies = any(isinstance(module, _RECTIFIED) for module in modules)
         depth = sum(param.dim() > 1 for param in net.parameters())
         num_weights = sum(param.numel() for param in net.parameters())
-        is_deep = convolves or (rectifies and depth >= DEEP)
+        is_deep = convolves or (rectifies and depth >= _DEEP)
         if self.floor is not None or not is_deep or num_weights <= WIDE:
             return self
         floored = copy.copy(self)
-        floored.floor = WIDE_FLOOR
+        floored.floor = _WIDE_FLOOR
         return floored
 
     def prior_dist(

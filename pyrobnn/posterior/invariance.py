@@ -14,13 +14,12 @@ from pyrobnn.core.seeding import generator
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.gradient import Gradient, batched_gradient
 from pyrobnn.posterior.approximation import PosteriorLike, density_of
+from pyrobnn.posterior.chain_groups import Groups, net_quantities
 from pyrobnn.posterior.probes import probes_by_region
 from pyrobnn.posterior.short_chains import (
-    Groups,
     HamiltonianPath,
     chains_per_group,
     evenly,
-    net_quantities,
     seconds_per_leapfrog,
     starts_elsewhere,
 )
@@ -173,7 +172,7 @@ def function_beside_posterior(
 
     The chains sample the posterior of the net itself, even where predictions are those of a linearised net. They run
     until they have arrived, and for two seconds at most by a rule of thumb that is the same on every machine
-    (:class:`~pyrobnn.posterior.short_chains.Groups`). Some of the groups begin at likely draws from the prior.
+    (:class:`~pyrobnn.posterior.chain_groups.Groups`). Some of the groups begin at likely draws from the prior.
 
     Args:
         posterior: of a BNN, draws of any method that makes no chains.

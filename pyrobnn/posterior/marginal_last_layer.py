@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.distribution_kinds import elementwise, is_normal
@@ -272,7 +273,9 @@ class _LogMarginal(torch.autograd.Function):
         return fit.log_marginal, slope, noise_slope
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(
+        ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
+    ) -> None:
         """Keep the slopes."""
         _, slope, noise_slope = output
         ctx.mark_non_differentiable(slope, noise_slope)

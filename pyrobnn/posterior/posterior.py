@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from xarray import DataTree
 
     from pyrobnn.diagnostics import Verdict
+    from pyrobnn.posterior.local_rows import LocalDraws
     from pyrobnn.posterior.streaming import Inputs
 
 
@@ -470,6 +471,49 @@ class Posterior:
 
         with process_state():
             return infer_discrete(self, x, y, temperature, seed)
+
+    def infer_local(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        seed: int = 0,
+    ) -> LocalDraws:
+        r"""The latent values of rows that the fit has not seen, given each draw of what all rows share.
+
+        .. math:: z_i \sim q(z_i \mid \theta, x_i, y_i) \quad \text{or} \quad z_i \sim p(z_i \mid \theta, x_i)
+
+        A guide that computes them from the data, as one with an encoder does, is asked for them where ``y`` is given.
+        Any other guide has parameters for the rows of its fit alone: then they are drawn from the law that the program
+        gives any row, its population, as predictions of new rows need them. ``drawn_from`` says which it was. The
+        values of the rows of the fit are in ``draws``.
+
+        Args:
+            x, y: other rows, as the program takes them; ``y`` may be None.
+            seed: of the draws.
+
+        Returns:
+            ``values``, site → (chain, draw, \*shape), and ``drawn_from``, ``"guide"`` or ``"program"``.
+
+        Raises:
+            ValueError: a model without a latent value for each row of its data.
+
+        Example:
+            >>> import pyro, pyro.distributions as dist, pyrobnn as pb
+            >>> def program(x, y):
+            ...     mean = pyro.sample("mean", dist.Normal(0.0, 10.0))
+            ...     with pyro.plate("rows", len(x)):
+            ...         level = pyro.sample("level", dist.Normal(mean, 0.1))
+            ...         pyro.sample("y", dist.Normal(level, 0.1), obs=y)
+            >>> posterior = pb.SVI(num_steps=500, compile=False).fit(program, torch.zeros(5), torch.ones(5) + 4)
+            >>> levels, drawn_from = posterior.infer_local(torch.zeros(2))
+            >>> levels["level"].shape, round(levels["level"].mean().item()), drawn_from
+            (torch.Size([1, 1000, 2]), 5, 'program')
+        """
+        from pyrobnn.posterior.local_rows import infer_local
+
+        with process_state():
+            return infer_local(self, x, y, seed)
 
     def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:
         r"""The posterior given the rows so far and the new rows ``x``, ``y``, without a refit.

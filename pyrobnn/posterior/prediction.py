@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from statistics import NormalDist
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from pyrobnn.model.likelihoods.base import Likelihood
 
 #: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
 CHUNK_SCALARS = 2**24
+#: exact mean and variance of the function, both (point, out)
+Moments: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Prediction:
@@ -358,6 +361,32 @@ class Prediction:
     def __repr__(self) -> str:
         chains, draws, points, width = self.f.shape
         return f"Prediction({self.task}, {chains} chains x {draws} draws, {points} points, {width} outputs)"
+
+
+def mixed(predictions: Sequence[Prediction]) -> Prediction:
+    """The mixture of predictions at the same points, equally likely, of the same likelihood and units.
+
+    Each draw of each chain is one of the mixture's; exact moments are those of the mixture.
+    """
+    one = predictions[0]
+    params = {}
+    for name in one.params:
+        params[name] = torch.cat([prediction.params[name] for prediction in predictions], dim=1)
+    moments = None
+    if one._moments is not None:
+        means = torch.stack([cast(Moments, prediction._moments)[0] for prediction in predictions])
+        variances = torch.stack(
+            [cast(Moments, prediction._moments)[1] for prediction in predictions]
+        )
+        moments = means.mean(0), variances.mean(0) + means.var(0, correction=0)
+    return Prediction(
+        torch.cat([prediction.standard_f for prediction in predictions], dim=1),
+        one.likelihood,
+        params,
+        moments=moments,
+        y_mean=one._y_mean,
+        y_scale=one._y_scale,
+    )
 
 
 def _unit(value: float | Tensor, device: torch.device) -> float | Tensor:

@@ -18,7 +18,7 @@ import pyro
 import torch
 from pyro.infer.reparam import LocScaleReparam
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from pyrobnn.core.checks import Refused, check_count, check_number, check_optional, check_type
 from pyrobnn.core.findings import Finding, findings
@@ -422,7 +422,7 @@ def _has_moved(node: Node, other: Node) -> bool:
     )
 
 
-def _unwrapped(distribution: Any) -> Any:
+def _unwrapped(distribution: Distribution) -> Distribution:
     """The distribution without what makes an event of a batch, or masks it."""
     while hasattr(distribution, "base_dist") and not hasattr(distribution, "transforms"):
         distribution = distribution.base_dist

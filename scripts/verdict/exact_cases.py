@@ -17,7 +17,10 @@ HELD_OUT = 100
 
 @dataclass
 class Case:
-    """Data of a line with Gaussian noise, and exact draws (chain, draw, weight) of the net's posterior."""
+    """Data of a line with Gaussian noise, and exact draws (chain, draw, weight) of the net's posterior.
+
+    Of several outputs ``y`` is (N, output), and draws are (chain, draw, output, weight).
+    """
 
     rng: np.random.Generator
     x: np.ndarray
@@ -33,7 +36,7 @@ class Case:
     def exact(
         self, *, count: float = 1.0, prior: float | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and covariance of the posterior, of data counted `count` times."""
+        """Mean (weight,) or (weight, output) and covariance of the posterior, of data counted `count` times."""
         design = np.concatenate([self.x, np.ones((len(self.x), 1))], axis=1)
         precision = count * design.T @ design / self.noise**2
         covariance = np.linalg.inv(precision + np.eye(design.shape[1]) / (prior or self.prior) ** 2)
@@ -52,12 +55,12 @@ class Case:
     ) -> np.ndarray:
         """Stationary chains of it, with `correlation` from draw to draw."""
         mean, covariance = self.exact(count=count, prior=prior)
-        normal = self.rng.normal(size=(*self.shape, len(mean)))
+        normal = self.rng.normal(size=(*self.shape, *mean.T.shape))
         for draw in range(1, self.shape[1] if correlation else 0):
             normal[:, draw] = (
                 correlation * normal[:, draw - 1] + np.sqrt(1 - correlation**2) * normal[:, draw]
             )
-        return mean + normal @ np.linalg.cholesky(covariance).T
+        return mean.T + normal @ np.linalg.cholesky(covariance).T
 
 
 def make_case(
@@ -92,14 +95,16 @@ def make_case(
 
 def tree_of(case: Case, draws: np.ndarray):
     """The DataTree that the library makes of the draws, as of NUTS chains or of a fitted normal."""
-    net = torch.nn.Linear(case.x.shape[1], 1)
+    if draws.ndim == 3:
+        draws = draws[:, :, None]
+    net = torch.nn.Linear(case.x.shape[1], draws.shape[2])
     prior = pb.priors.IIDPrior(dist.Normal(0.0, case.prior))
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(case.noise))
     values = torch.tensor(draws, dtype=torch.float32)
     x = torch.tensor(case.x, dtype=torch.float32)
-    y = torch.tensor(case.y[:, None], dtype=torch.float32)
+    y = torch.tensor(case.y.reshape(len(case.y), -1), dtype=torch.float32)
     x_test = torch.tensor(case.x_test, dtype=torch.float32)
-    y_test = torch.tensor(case.y_test[:, None], dtype=torch.float32)
+    y_test = torch.tensor(case.y_test.reshape(HELD_OUT, -1), dtype=torch.float32)
     meta = {
         "method": "NUTS",
         "kind": "chains",
@@ -116,7 +121,7 @@ def tree_of(case: Case, draws: np.ndarray):
             "log_evidence_kind": "elbo",
         }
         sample_stats = {name: torch.tensor(value) for name, value in densities(case, draws).items()}
-    sites = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
+    sites = {"net.weight": values[..., :-1], "net.bias": values[..., -1]}
     posterior = Posterior(model, sites, sample_stats, meta=meta)
     return posterior.to_datatree(
         x,

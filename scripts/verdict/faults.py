@@ -26,6 +26,7 @@ from verdict.wrong_data import (
     dependent,
     doubled,
     grouped,
+    paired,
     renoised,
     swallowed,
     test_is_nearly_train,
@@ -80,6 +81,7 @@ HEALTHY = {
     "correlated chains": Fault(lambda case: case.draws(correlation=0.2)),
     "a fitted normal": Fault(iid=True),
     "a column twice": Fault(data=doubled),
+    "two outputs": Fault(data=paired(0.0)),
 }
 VIRIAL = ("virial",)
 SCORE = ("score",)
@@ -349,4 +351,6 @@ SICK = {
     "wider in the second half": Fault(wider_later, checks=(*RHAT, "virial")),
     "one chain shuffled and with noise as all": Fault(shuffled_with_noise),
     "predictions of other rows": Fault(tree=of_other_rows, checks=("pit",)),
+    "errors of two outputs that correlate": Fault(data=paired(0.6), checks=("across_outputs",)),
+    "errors of two outputs of opposite sign": Fault(data=paired(-0.6), checks=("across_outputs",)),
 }

@@ -83,3 +83,21 @@ def without_an_input(case: Case) -> None:
     """One more input, with an effect twice as large as the noise, that the net is not given."""
     for y in (case.y, case.y_test):
         y += 2.0 * case.noise * case.rng.normal(size=len(y))
+
+
+def paired(correlation: float) -> Callable[[Case], None]:
+    """A second output of the same inputs, whose errors correlate with the first one's."""
+
+    def change(case: Case) -> None:
+        weights = case.rng.normal(size=case.x.shape[1] + 1)
+        pairs = []
+        for x, y, errors in zip(
+            (case.x, case.x_test), (case.y, case.y_test), case.errors, strict=True
+        ):
+            fresh = case.rng.normal(size=len(x))
+            error = correlation * errors + np.sqrt(1 - correlation**2) * fresh
+            second = x @ weights[:-1] + weights[-1] + case.noise * error
+            pairs.append(np.stack([y, second], axis=1))
+        case.y, case.y_test = pairs
+
+    return change

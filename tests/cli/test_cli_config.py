@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -65,17 +66,33 @@ def test_compare_runs_the_four_ways_to_a_posterior_and_the_mode_where_nobody_nam
 @pytest.mark.parametrize("command", ["compare", "fit"])
 def test_the_help_has_defaults_as_values_and_types_in_words(command, capsys):
     flag = {"compare": "--methods", "fit": "--method"}[command]
-    for words in ([], [flag, "svi"], [flag, "nuts"], [flag, "swag"]):
+    for words in ([], *([flag, name] for name in METHODS)):
         with pytest.raises(SystemExit):
             read([*words, "--help"], command)
         text = " ".join(capsys.readouterr().out.split())
         assert "seed of everything random (whole number; default: 0)" in text
         assert "columns to predict from (default: all others)" in text
         assert "where to compute: cpu or cuda (default: cpu)" in text
-        for mark in ("null", "type:", "Literal", "Unvalidated", "Optional[", "``", ":class:"):
+        assert "widths of hidden layers (whole number; default: 50)" in text
+        of_types = ("null", "type:", "Literal", "Unvalidated", "Optional[", "Union", "Compile")
+        for mark in (*of_types, "``", ":class:", ":func:", ":math:", "\\"):
             assert mark not in text, mark
-    assert "K, the number of last deviations kept; 0 for s^2 \\Sigma_{diag} alone" in text
-    assert "(whole number; default: 20)" in text
+
+
+def test_no_option_of_a_method_is_without_words(capsys):
+    """The words of one that a docstring leaves to another method are that method's."""
+    with pytest.raises(SystemExit):
+        read(["--methods", *METHODS, "--help"], "compare")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "K, the number of last deviations kept; 0 for s^2 Σ_diag alone (whole number;" in text
+    for option in (
+        "--swag.lr LR learning rate on the loss per datum, -log p(θ, y) / N;",
+        "--swa.lr LR learning rate on the loss per datum, -log p(θ, y) / N;",
+        "--mle.lr LR its peak learning rate",
+        "--ensemble.lr LR its peak learning rate",
+    ):
+        assert option in text
+    assert re.findall(r"(--\S+) [A-Z_]+ (?=\(|--)", text) == []
 
 
 def test_the_help_names_what_compare_runs(capsys):

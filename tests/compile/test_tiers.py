@@ -244,12 +244,27 @@ def test_long_fits_are_compiled_and_what_was_asked_for_is_done(compile, mode, mo
         return fn, "inductor"
 
     monkeypatch.setattr("pyrobnn.model.compile._checked", checked)
-    steps = 10**5 if compile == "auto" else 5
+    steps = 10**5 if compile == "auto" else 50
     stop = [lambda step, metrics: True]
     method = pb.SVI(num_steps=steps, compile=compile, optimizer=pb.Optimizer(average=0.0))
     posterior = method.fit(*_problem(), num_draws=2, callbacks=stop)
     assert len(compiles) == mode
     assert posterior.meta["tier"]["tier"] == ("compiled" if mode else "trace")
+
+
+@pytest.mark.parametrize(("calls", "tier"), [(None, "eager"), (20, "eager"), (100, "trace")])
+def test_a_function_is_traced_where_its_calls_repay_that(calls, tier):
+    step = compiled(lambda z: z * 2.0, torch.ones(3), enabled=False, calls=calls)
+    assert step.tier == tier
+    assert step(torch.ones(3)).tolist() == [2.0] * 3
+
+
+def test_a_trace_says_shapes_and_types_without_examples():
+    graph = trace(lambda z: z.exp().sum(dtype=torch.float64), [torch.ones(3)])
+    computed = [node for node in graph.graph.nodes if node.op == "call_function"]
+    assert [tuple(node.meta["tensor_meta"].shape) for node in computed] == [(3,), ()]
+    assert computed[-1].meta["tensor_meta"].dtype == torch.float64
+    assert all(node.meta.get("val") is None for node in graph.graph.nodes)
 
 
 def test_what_looks_at_values_is_run_as_it_is_without_a_warning():

@@ -407,12 +407,12 @@ def test_a_program_of_discrete_sites_alone_is_refused():
 METHODS = {
     "NUTS": pb.NUTS(
         num_chains=2,
-        num_warmup=200,
+        num_warmup=100,
         compile=False,
     ),
     "SVI": pb.SVI(num_steps=2000, compile=False),
-    "MAP": pb.MAP(compile=False),
-    "Laplace": pb.Laplace(compile=False),
+    "MAP": pb.MAP(num_steps=300, compile=False),
+    "Laplace": pb.Laplace(num_steps=300, compile=False),
 }
 
 

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -228,11 +227,10 @@ def test_a_rate_that_goes_to_zero_is_no_optimum():
     losses = (
         10.0 - factors.cumsum(0) / 50
     )  # falls in proportion to the rate, and is level at the end
-    result = SimpleNamespace(factors=factors)
     assert float(losses[-2] - losses[-1]) < 1e-4
-    assert still_falling(result, losses, 100.0) > 10.0
+    assert still_falling(losses, factors, 100.0) > 10.0
     noise = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    assert still_falling(result, 10.0 + noise, 100.0) < 50.0
+    assert still_falling(10.0 + noise, factors, 100.0) < 50.0
 
 
 # the rates that stand beside each check

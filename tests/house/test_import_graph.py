@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ MODULES = {
 CIRCLES = [
     {"pyrobnn.posterior.datatree", "pyrobnn.posterior.posterior", "pyrobnn.posterior.storage"}
 ]
+
+
+@functools.cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text("utf-8"))
 
 
 def imports(node: ast.AST, late: bool = False, types: bool = False) -> Iterator[tuple[str, bool]]:
@@ -38,14 +44,13 @@ def imports(node: ast.AST, late: bool = False, types: bool = False) -> Iterator[
             )
 
 
-ARROWS = {
-    name: {
-        (target, late)
-        for target, late in imports(ast.parse(path.read_text("utf-8")))
-        if target in MODULES
+@functools.cache
+def arrows_of_files() -> dict[str, set[tuple[str, bool]]]:
+    """The files from which each imports, and whether late."""
+    return {
+        name: {(target, late) for target, late in imports(tree_of(name)) if target in MODULES}
+        for name in MODULES
     }
-    for name, path in MODULES.items()
-}
 
 
 def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
@@ -73,34 +78,39 @@ def test_a_planted_circle_is_found():
 
 def test_no_circle_at_import():
     arrows = {
-        name: {target for target, late in found if not late} for name, found in ARROWS.items()
+        name: {target for target, late in found if not late}
+        for name, found in arrows_of_files().items()
     }
     assert len(arrows) > 100 and sum(map(len, arrows.values())) > 300
     assert circles(arrows) == []
 
 
 def test_late_imports_close_no_circles_but_those_of_a_verb_on_a_noun():
-    arrows = {name: {target for target, _ in found} for name, found in ARROWS.items()}
+    arrows = {name: {target for target, _ in found} for name, found in arrows_of_files().items()}
     assert circles(arrows) == CIRCLES
 
 
-ALL = {
-    name: {
-        target
-        for target, _ in imports(ast.parse(path.read_text("utf-8")), types=True)
-        if target in MODULES
+@functools.cache
+def arrows_with_types() -> dict[str, set[str]]:
+    """The files from which each imports, those for type checkers alone too."""
+    return {
+        name: {target for target, _ in imports(tree_of(name), types=True) if target in MODULES}
+        for name in MODULES
     }
-    for name, path in MODULES.items()
-}
 
 
 def test_no_circle_for_types_is_of_more_than_three_files():
-    assert max(map(len, circles({name: found - {name} for name, found in ALL.items()}))) <= 3
+    assert (
+        max(
+            map(len, circles({name: found - {name} for name, found in arrows_with_types().items()}))
+        )
+        <= 3
+    )
 
 
 def only_re_exports(name: str) -> bool:
     """Whether a file says no more than a docstring, imports and ``__all__``: a public name, no room."""
-    statements = ast.parse(MODULES[name].read_text("utf-8")).body
+    statements = tree_of(name).body
     return all(
         isinstance(statement, (ast.Import, ast.ImportFrom))
         or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
@@ -116,23 +126,29 @@ def room_of(name: str) -> str:
     return name.partition(".")[2].partition(".")[0]
 
 
+@functools.cache
 def rooms() -> dict[str, set[str]]:
     """The files and folders at the top with code of their own, and those from which each imports."""
-    real = {room_of(name) for name in ALL if "." in name and not only_re_exports(name)}
+    real = {
+        room_of(name) for name in arrows_with_types() if "." in name and not only_re_exports(name)
+    }
     arrows: dict[str, set[str]] = {room: set() for room in real}
-    for name, targets in ALL.items():
+    for name, targets in arrows_with_types().items():
         if "." not in name or room_of(name) not in real:
             continue
         public_names = {target for target in targets if room_of(target) not in real}
-        behind = set().union(*(ALL[target] for target in public_names if "." in target))
+        behind = set().union(
+            *(arrows_with_types()[target] for target in public_names if "." in target)
+        )
         arrows[room_of(name)] |= {room_of(target) for target in targets | behind} & real
     return {name: targets - {name} for name, targets in arrows.items()}
 
 
 def files_of(room: str) -> dict[str, set[str]]:
     """The files of a folder, and those from which each imports."""
-    files = {name for name in ALL if name.startswith(f"pyrobnn.{room}")}
-    return {name: (ALL[name] & files) - {name} for name in files}
+    arrows = arrows_with_types()
+    files = {name for name in arrows if name.startswith(f"pyrobnn.{room}")}
+    return {name: (arrows[name] & files) - {name} for name in files}
 
 
 def floors(arrows: dict[str, set[str]]) -> list[set[str]]:
@@ -154,6 +170,8 @@ def test_a_planted_arrow_that_runs_up_is_found():
 
 
 def test_one_place_makes_the_progress_bar_of_a_fit():
-    makers = [name for name, found in ARROWS.items() if ("pyrobnn.callbacks", False) in found]
+    makers = [
+        name for name, found in arrows_of_files().items() if ("pyrobnn.callbacks", False) in found
+    ]
     bars = [name for name in makers if "ProgressBar(" in MODULES[name].read_text("utf-8")]
     assert bars == ["pyrobnn.inference.fitting.watch"]

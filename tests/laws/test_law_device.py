@@ -111,6 +111,7 @@ def device(request, monkeypatch):
         yield device
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.covering(3)
 @pytest.mark.parametrize(("kind", "name"), pairs(*CASES))
 def test_a_fit_and_all_that_follows_is_on_the_device(kind, name, device, tmp_path):

@@ -508,8 +508,16 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "dtype"),
+    [
+        (False, torch.float64),
+        (True, torch.float32),
+        pytest.param(False, torch.float32, marks=pytest.mark.slow),
+        pytest.param(True, torch.float64, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("reader", READERS)
 def test_whoever_reads_a_run_in_float64(reader, saved, dtype, tmp_path, quiet):
     posterior = from_file(restarted(), tmp_path) if saved else restarted()

@@ -257,6 +257,65 @@ def test_a_plain_program_reads_its_point_parameters_from_the_store(guide):
             posterior.guide(x)
 
 
+def line(x, y=None):
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(x)):
+        return pyro.sample("y", dist.Normal(slope * x + shift, noise), obs=y)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pb.Laplace(num_steps=200, compile=False),
+        pb.Laplace(num_steps=200, structure="diag", compile=False),
+        pb.SVI(num_steps=200, lr=0.05, compile=False),
+        pb.SVI(guide="full_rank", num_steps=200, lr=0.05, compile=False),
+    ],
+    ids=["Laplace", "Laplace-diag", "SVI", "SVI-full-rank"],
+)
+def test_the_guide_of_a_program_takes_what_pyro_puts_around_it(method):
+    """Plates of Pyro's vectorised handlers, and every ELBO of Pyro's: they are one number, of many draws."""
+    x, y = X[:, 0], Y[:, 0]
+    posterior = _short_fit(method, line, x, y, num_draws=600)
+    with seeded(0):
+        for parallel in (False, True):
+            predictive = pyro.infer.Predictive(
+                line,
+                guide=posterior.guide,
+                num_samples=600,
+                parallel=parallel,
+                return_sites=["y", "slope"],
+            )
+            drawn = predictive(x)
+            assert drawn["y"].shape == (600, len(x))
+            slope = drawn["slope"].reshape(600, 1)
+            _assert_moments_agree(slope, posterior.draws["slope"].reshape(600, 1))
+        elbos = [
+            pyro.infer.Trace_ELBO(200),
+            pyro.infer.Trace_ELBO(200, vectorize_particles=True, max_plate_nesting=1),
+            pyro.infer.TraceGraph_ELBO(200),
+            pyro.infer.TraceEnum_ELBO(200, max_plate_nesting=1, strict_enumeration_warning=False),
+        ]
+        losses = [elbo.loss(line, posterior.guide, x, y) for elbo in elbos]
+        # one that needs gradients through every draw of the guide
+        pyro.infer.TraceMeanField_ELBO().differentiable_loss(line, posterior.guide, x, y)
+    assert losses == pytest.approx([losses[0]] * len(losses), abs=0.5)
+
+
+@pytest.mark.parametrize("name", one_of_each_kind())
+def test_weights_in_a_batch_are_refused_by_name(name):
+    """Layers of torch take one set of weights; Pyro's parallel prediction would hand them many."""
+    posterior = fit(name, "inferred")
+    predictive = pyro.infer.Predictive(
+        posterior.model, posterior_samples=posterior.stacked(), parallel=True
+    )
+    expected = pytest.raises(ValueError, match=r"net\.\S+ has shape .* takes one set of weights")
+    with seeded(0), expected:
+        predictive(_standard(posterior.model))
+
+
 @pytest.mark.slow
 def test_batch_statistics_come_with_the_draws_and_not_with_a_guide():
     with seeded(0):

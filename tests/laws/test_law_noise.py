@@ -18,8 +18,10 @@ from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim import paths
 from pyrobnn.inference.optim.descent import descend_each
+from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import log_evidences, weight_spreads
+from pyrobnn.inference.optim.path_ends import Ends, best_ends
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
 from pyrobnn.model.likelihoods.base import HeldScale
@@ -104,7 +106,7 @@ def _noise_that_varies(generator):
 def best_of_many(problem, num_starts=24):
     """The highest log joint of so many long searches with the noise held first at the truth's order of size."""
     density = problem.density
-    noise = paths.FreeNoise.of(problem)
+    noise = FreeNoise.of(problem)
     points = torch.cat([density.sample_prior(num_starts // 2, seed=7) / 2] * 2)
     net_starts = starts_of(problem, range(500, 500 + num_starts // 2))
     points[: len(net_starts)] = net_starts
@@ -148,7 +150,7 @@ def test_a_path_that_diverges_leaves_the_others_alone():
             points
         )
 
-    refined = paths.Ends(runs, torch.zeros(1, 3)).refined(slope, 20)
+    refined = Ends(runs, torch.zeros(1, 3)).refined(slope, 20)
     assert all(bool(run.params.isfinite().all()) for run in refined.runs)
     assert len(refined.highest(2).runs) == 2 and refined.highest(2).runs[0] is refined.runs[0]
 
@@ -237,9 +239,9 @@ def test_a_held_scale_changes_the_gradient_of_the_location_and_no_value(likeliho
 
 def test_members_far_below_the_best_take_an_end_that_nobody_has():
     worths = torch.tensor([[-70.0, -40.0, -42.0], [-71.0, -69.0, -72.0], [-41.0, -90.0, math.nan]])
-    assert paths.best_ends(worths) == [1, 2, 6]
+    assert best_ends(worths) == [1, 2, 6]
     alike = torch.tensor([[-70.0, -71.0], [-69.0, -75.0]])
-    assert paths.best_ends(alike) == [0, 2]
+    assert best_ends(alike) == [0, 2]
 
 
 @pytest.mark.parametrize("method", [SEARCH, pb.DeepEnsemble(num_members=2, num_steps=100)])

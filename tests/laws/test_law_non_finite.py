@@ -178,6 +178,7 @@ def spoilt(name: str, ways) -> dict[str, xr.DataTree]:
     return {how: (BROKEN | EMPTY)[how](tree) for how in ways}
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize(
     "name", one_of_each_kind(fast={"MAP", "DeepEnsemble", "SVI", "NUTS", "Laplace"})
 )

@@ -833,7 +833,7 @@ def test_a_latent_value_for_every_row_of_a_subsample_is_refused():
                 obs=y[rows, 0],
             )
 
-    for method in (pb.MAP(), pb.SVI(), pb.SGLD(), pb.NUTS(), pb.DeepEnsemble()):
+    for method in (pb.MAP(), pb.SGLD(), pb.NUTS(), pb.DeepEnsemble()):
         with pytest.raises(pb.Refused, match="'slope' has a value for every row"):
             method.fit(local, X, Y)
 

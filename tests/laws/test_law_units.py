@@ -102,13 +102,20 @@ def test_the_same_draws_and_the_prediction_in_the_units_of_the_data(kind, name):
         close(p.f.var((0, 1), correction=0).sqrt(), p.epistemic_var.sqrt())
 
 
+@functools.cache
+def trees_of(name, kind):
+    """In either units, with all that the tests of trees read."""
+    return [
+        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=5, test=(x, y))
+        for units, (x, y) in UNITS.items()
+    ]
+
+
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
 def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
-    trees = [
-        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=0, test=(x, y))
-        for units, (x, y) in UNITS.items()
-    ]
+    trees = trees_of(name, kind)
     p, q = (score(tree) for tree in trees)
     assert "rmse" not in p and "crps" not in p  # no number of two units
     assert all(
@@ -130,13 +137,11 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
         assert second[column] == pytest.approx(first[column], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
 def test_trees_hold_functions_in_the_units_of_the_data(kind, name):
-    trees = [
-        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=5)
-        for units, (x, y) in UNITS.items()
-    ]
+    trees = trees_of(name, kind)
     for group in ("function", "prior_predictive"):
         p, q = (torch.tensor(tree[group]["f"].values) for tree in trees)
         close(q, A * p + B)

@@ -13,13 +13,9 @@ from helpers import seeded
 
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
+from pyrobnn.posterior.arrival import arrival, effective_draws, nested_rhat
 from pyrobnn.posterior.invariance import posterior_density
-from pyrobnn.posterior.short_chains import (
-    arrival,
-    effective_draws,
-    nested_rhat,
-    starts_elsewhere,
-)
+from pyrobnn.posterior.short_chains import starts_elsewhere
 
 Y = torch.tensor([0.5, 1.5, 1.0, 0.2])
 

@@ -289,9 +289,16 @@ def without_gradient(x, y):
 NET = torch.nn.Linear(1, 1)
 
 
+register = pyro.module
+
+
 def with_a_net(x, y):
-    net = pyro.module("encoder", NET)
+    net = register("encoder", NET)
     written(net(x[:1]), y)
+
+
+def with_a_net_and_a_default(x, y=None):
+    with_a_net(x, y)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +312,7 @@ def with_a_net(x, y):
         (wrong_shape, r"'slope' of shape \(2,\), the model of shape \(\)"),
         (without_gradient, "'slope' from Poisson, through which there is no gradient"),
         (with_a_net, "'encoder' by pyro.module"),
+        (with_a_net_and_a_default, "'encoder' by pyro.module"),
         (AutoNormal(pyro.poutine.block(program, hide=["scale"])), "lacks 'scale'"),
         (AutoStructured, "AutoStructured draws 'slope_aux', 'scale_aux' beside the model's sites"),
         (AutoGaussian, "AutoGaussianDense draws '_AutoGaussianDense_latent' beside"),
@@ -342,6 +350,31 @@ def shares(x, y):
 def test_a_parameter_of_guide_and_model_is_refused():
     with pytest.raises(Refused, match="'log_loc' is in the guide and in the model"):
         fitted(written, shares)
+
+
+class Amortised(PyroModule):
+    """Moments of the global sites as a net's function of the data, summed over rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = torch.nn.Sequential(
+            torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4)
+        )
+
+    def forward(self, x, y=None):
+        code = self.encoder(torch.stack([x.flatten(), y.flatten()], -1)).mean(0)
+        pyro.sample("slope", dist.Normal(code[0], code[1].exp()))
+        pyro.sample("scale", dist.LogNormal(code[2], code[3].exp()))
+
+
+def test_a_net_may_give_the_moments_of_a_guide():
+    with seeded(0):
+        guide = Amortised()
+    before = [value.clone() for value in guide.parameters()]
+    amortised = fitted(guide, num_steps=800)
+    normals = fitted(AutoNormal, num_steps=800)
+    assert amortised.log_evidence == pytest.approx(normals.log_evidence, abs=0.3)
+    assert all(map(torch.equal, before, guide.parameters()))
 
 
 @pytest.mark.parametrize("guide", [lambda model: 3, lambda model: None, lambda x, y: None])

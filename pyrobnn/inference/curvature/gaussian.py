@@ -172,29 +172,33 @@ class BlockNormal(TorchDistribution):
 
     arg_constraints = {}
     support = constraints.real_vector
-    has_rsample = False
+    # a linear image of the noise, with nothing to train in it
+    has_rsample = True
 
-    def __init__(self, loc: Tensor, blocks: Sequence[Block]):
+    def __init__(
+        self,
+        loc: Tensor,
+        blocks: Sequence[Block],
+        batch_shape: Sequence[int] = (),
+    ):
         self.loc = loc
         self.blocks = list(blocks)
         self.splits = [len(block.index) for block in self.blocks]
-        super().__init__(torch.Size(), torch.Size([sum(self.splits)]))
+        super().__init__(torch.Size(batch_shape), torch.Size([sum(self.splits)]))
 
     def expand(
         self, batch_shape: Sequence[int], _instance: BlockNormal | None = None
     ) -> BlockNormal:
-        """Itself for an empty batch shape; plates are not supported."""
-        if len(batch_shape):
-            raise ValueError("a Laplace guide has no batch dimensions: take it out of the plate")
-        return self
+        """The same in every entry of a batch, such as the particles of an ELBO."""
+        return BlockNormal(self.loc, self.blocks, batch_shape)
 
     def log_det(self) -> Tensor:
         """log det of the precision, float64 scalar."""
         return torch.stack([block.log_det().double() for block in self.blocks]).sum()
 
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draws (\\*sample_shape, p)."""
-        shape = torch.Size(sample_shape)
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws (\\*sample_shape, \\*batch, p)."""
+        shape = torch.Size(sample_shape) + self.batch_shape
         noise = torch.randn(
             shape.numel(),
             sum(self.splits),

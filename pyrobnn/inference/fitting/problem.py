@@ -29,6 +29,7 @@ from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
     check_signature,
     cut_priors,
+    refuse_local,
     refuse_random,
     refuse_unobserved,
     rows_together,
@@ -65,7 +66,8 @@ class Problem:
 
     ``x`` and ``y`` are the whole data set, of a streamed ``loader`` (else None) the first batch; ``density`` is over
     the whole data set; ``epoch``: what a pass of the loader gave, kept of gathered data too; ``stream`` is it only
-    while a loader is read; ``notes`` on the data are kept by the posterior.
+    while a loader is read; ``notes`` on the data are kept by the posterior; ``gathered_size``, of the batches of a
+    loader whose data a program was given as a whole.
     """
 
     model: BNN | Program
@@ -77,6 +79,7 @@ class Problem:
     loader: DataLoader | None = None
     epoch: batches.Epoch | None = None
     notes: list[str | Finding] = field(default_factory=list)
+    gathered_size: int | None = None
 
     @property
     def is_bnn(self) -> bool:
@@ -183,6 +186,7 @@ def prepare(
     num_draws: int = 0,
     check_derivative: bool = True,
     noisy: BNN | None = None,
+    local_rows: bool = False,
 ) -> Problem:
     """Check the model and its data before any compute, and build the density.
 
@@ -195,16 +199,25 @@ def prepare(
         num_draws: of all chains together, that the posterior will hold in memory.
         check_derivative: note where a program's gradient is not its derivative.
         noisy: the model with the noise of its training, where it has one: dropout.
+        local_rows: take a latent site with a value for each row of a plate that draws a subsample.
 
     Raises:
         TypeError, ValueError: naming the argument and the remedy.
         NotEnoughMemory: the draws do not fit.
     """
-    terms = _Terms(points, check_device(device), dict(values or {}), stream, deterministic, noisy)
+    terms = _Terms(
+        points,
+        check_device(device),
+        dict(values or {}),
+        stream,
+        deterministic,
+        noisy,
+        local_rows,
+    )
     if isinstance(model, BNN):
         problem = _net_problem(model, x, y, terms)
     else:
-        _check_program(model, x)
+        _check_program(model, x, takes_loader=local_rows)
         problem, seconds = _program_problem(model, x, y, terms)
         if check_derivative:
             with full_float32(problem.device):
@@ -224,6 +237,7 @@ class _Terms:
     stream: bool
     deterministic: bool
     noisy: BNN | None
+    local_rows: bool
 
     def values_on(self, device: torch.device | None) -> dict[str, Tensor]:
         """The values of held point parameters on a device, or where they are."""
@@ -275,6 +289,12 @@ def _program_problem(
 ) -> tuple[Problem, float]:
     """The problem of a program, and the seconds that one gradient of its density takes."""
     check_signature(program)
+    loader_notes: tuple[Finding, ...] = ()
+    gathered_size: int | None = None
+    if isinstance(x, DataLoader):
+        gathered_size = x.batch_size
+        x, y, epoch = _read_data(x, y, stream=False)
+        loader_notes = () if epoch is None else epoch.notes
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
     target = terms.device or (check_device(tensors[0].device) if tensors else None)
     x = _moved(x, target)
@@ -291,6 +311,8 @@ def _program_problem(
                 f"'device' is {str(target)!r} but the tensors of the program are on {density.device}: 'device' moves x "
                 "and y, not what a program closes over; pass the data, fit(program, x, y), or make them there"
             )
+        if not terms.local_rows:
+            refuse_local(density)
         seconds = timed_gradient(density, {"x": x, "y": y})
     refuse_unobserved(program, density, x, y)
     if y is not None and not density.observes:
@@ -299,8 +321,17 @@ def _program_problem(
         )
     num_data = _num_data(tensors, density)
     notes: list[str | Finding] = []
-    problem = Problem(program, density, x, y, num_data, density.device, notes=notes)
-    for finding in cut_priors(density):
+    problem = Problem(
+        program,
+        density,
+        x,
+        y,
+        num_data,
+        density.device,
+        notes=notes,
+        gathered_size=gathered_size,
+    )
+    for finding in (*loader_notes, *cut_priors(density)):
         problem.note(finding)
     return problem, seconds
 
@@ -317,8 +348,8 @@ def _moved(value: Data, device: torch.device | None) -> Data:
     return value.to(device) if device and isinstance(value, Tensor) else value
 
 
-def _check_program(model: Program, x: Data) -> None:
-    """TypeError unless the model is a Pyro program whose data are no DataLoader."""
+def _check_program(model: Program, x: Data, *, takes_loader: bool) -> None:
+    """TypeError unless the model is a Pyro program, whose data are a DataLoader only for a method that takes one."""
     if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
         raise TypeError(
             f"'model' is a bare net, {type(model).__name__}: pass pb.BNN(net, pb.priors.FanInNormal(), "
@@ -328,7 +359,7 @@ def _check_program(model: Program, x: Data) -> None:
         raise TypeError(
             f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {reprlib.repr(model)}"
         )
-    if isinstance(x, DataLoader):
+    if isinstance(x, DataLoader) and not takes_loader:
         raise TypeError(
             "a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader"
         )

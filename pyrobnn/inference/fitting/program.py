@@ -162,6 +162,15 @@ def refuse_subsampling(density: Density, method: str) -> None:
         )
 
 
+def refuse_local(density: Density) -> None:
+    """Refuse a latent site with a value for every row of a plate that draws a subsample: not all are in a batch."""
+    for name, plate in density.local.items():
+        raise Refused(
+            f"the latent site {name!r} has a value for every row of the plate {plate!r}, which draws a subsample: take "
+            "out subsample_size, and fit all rows at once, or use SVI"
+        )
+
+
 def refuse_unobserved(
     program: Program,
     density: Density,

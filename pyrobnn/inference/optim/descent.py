@@ -208,28 +208,15 @@ def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
     return [Finding("search_unfinished", shortfall)] if shortfall else []
 
 
-def unfinished_by_losses(
-    result: Any,
-    losses: Tensor,
-    scale: float,
-    num_params: int,
-) -> dict[str, float]:
-    """`unfinished` of a run by its losses; nothing of one that a callback ended, which was asked for."""
-    fall = still_falling(result, losses, scale)
-    if fall is None or result.stopped == "callback":
-        return {}
-    return unfinished(fall, num_params, "fall_left")
-
-
-def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
+def still_falling(losses: Tensor, factors: Tensor, scale: float) -> float | None:
     r"""The fall of a loss over the last fifth of a run, in nats; of several members the largest.
 
     The run is measured by the sum of its learning-rate factors, so that a rate that goes to zero does not look like an
     optimum. Three standard errors of the noise of mini-batches are taken off.
 
     Args:
-        result: the :class:`Result`, whose ``factors`` (step,) the rate had.
         losses: (step,) or (step, members).
+        factors: of the learning rate, (≥ step,).
         scale: nats of a unit of the loss.
 
     Returns:
@@ -239,7 +226,7 @@ def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
     if num_steps < _SHORT:
         return None
     losses = losses.double().reshape(num_steps, -1)
-    time = result.factors[:num_steps].cumsum(0)
+    time = factors[:num_steps].cumsum(0)
     late = time > 0.8 * time[-1]
     before = (time > 0.6 * time[-1]) & ~late
     if min(int(late.sum()), int(before.sum())) < 2:

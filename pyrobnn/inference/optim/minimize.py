@@ -24,8 +24,9 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.checkpoints import Stage
 from pyrobnn.inference.fitting.floats import flushed
 from pyrobnn.inference.fitting.problem import Callback, interruption
+from pyrobnn.inference.fitting.provenance import Recorded
 from pyrobnn.inference.fitting.watch import TRACING, Watch
-from pyrobnn.inference.optim.descent import unfinished_by_losses
+from pyrobnn.inference.optim.descent import still_falling, unfinished
 from pyrobnn.inference.optim.training import Training, learning_rate_factors
 from pyrobnn.model.compile import Compiled, compiled
 
@@ -72,14 +73,26 @@ class Result:
         """Whether Ctrl-C ended it."""
         return self.stopped == "interrupt"
 
-    def notes(self, method: Any) -> list[Finding]:
+    def unfinished(self, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
+        """What ``meta`` keeps of how far its end is from a mode; nothing of a run that a callback ended, as asked.
+
+        Args:
+            losses: (step,) or (step, members), ``scale`` nats a unit.
+        """
+        fall = still_falling(losses, self.factors, scale)
+        if fall is None or self.stopped == "callback":
+            return {}
+        return unfinished(fall, num_params, "fall_left")
+
+    def notes(self, method: Recorded) -> list[Finding]:
         """What the user of ``method`` has to know of how it ended."""
         if not self.interrupted:
             return []
         return [interruption(method, self.num_steps, self.asked, "steps", self.checkpoint)]
 
-    def account(self, method: Any, num_rows: int, num_params: int) -> dict[str, Any]:
+    def account(self, method: Recorded, num_rows: int, num_params: int) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
+        left = self.unfinished(self.losses, num_rows, num_params)
         meta = {
             "num_steps": self.num_steps,
             "stopped": self.stopped,
@@ -88,7 +101,7 @@ class Result:
         return {
             "timings": self.timings,
             "history": {"loss": self.losses if self.losses.dim() == 1 else self.losses.mean(1)},
-            "meta": meta | unfinished_by_losses(self, self.losses, num_rows, num_params),
+            "meta": meta | left,
             "notes": self.notes(method),
             "interrupted": self.interrupted,
         }
@@ -452,12 +465,16 @@ class _Step:
         key = tuple([(value.shape, value.stride()) for value in batch])
         if key not in self._kernels:
             self.announce(TRACING)
+            calls = self.training.num_steps
+            # the forecast of a compile is that of the updates
+            if self.training.compile is False:
+                calls += self.training.num_later
             self._kernels[key] = compiled(
                 fn,
                 *args,
                 *batch,
                 enabled=self.training.compile,
-                calls=self.training.num_steps,
+                calls=calls,
                 name=self.name,
                 say=self.announce,
             )
@@ -494,8 +511,21 @@ class _Step:
 class _AdamStep(_Step):
     """Adam, its moments and its schedule inside the compiled graph; the state is written in place."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    def __init__(
+        self,
+        gradient: Gradient,
+        start: Tensor,
+        num_tracked: int,
+        training: Training,
+        name: str,
+    ):
+        super().__init__(
+            gradient,
+            start,
+            num_tracked,
+            training,
+            name,
+        )
         zeros = torch.zeros_like(self.theta)
         self.moments = zeros, zeros.clone()
         self.vectors = self.theta, *self.moments, self.mean, self.step, self.grad_norm
@@ -561,8 +591,21 @@ class _AdamStep(_Step):
 class _TorchStep(_Step):
     """Any torch optimiser: the compiled part is loss and gradient."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    def __init__(
+        self,
+        gradient: Gradient,
+        start: Tensor,
+        num_tracked: int,
+        training: Training,
+        name: str,
+    ):
+        super().__init__(
+            gradient,
+            start,
+            num_tracked,
+            training,
+            name,
+        )
         self.optimizer = self.training.optimizer.kind([self.theta])
         check_type(
             "optimizer", self.optimizer, torch.optim.Optimizer, "what makes a torch.optim.Optimizer"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -31,122 +31,42 @@ from pyrobnn.inference.fitting.batches import Batches, of_rows, same
 from pyrobnn.inference.fitting.checkpoints import Stages
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
-from pyrobnn.inference.optim.descent import descend, descend_each
+from pyrobnn.inference.optim.free_noise import HELD_SHARE, LEVELS, FreeNoise, held_first
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.occam import log_evidences, log_joints
+from pyrobnn.inference.optim.path_ends import (
+    Ends,
+    Refinement,
+    Slope,
+    alone,
+    best_ends,
+    members_of,
+    polished,
+    together,
+    without_collapsed,
+)
 from pyrobnn.inference.optim.training import Training
-from pyrobnn.model import Density
-from pyrobnn.model.compile import compiled
-from pyrobnn.model.density import running
-from pyrobnn.model.likelihoods.base import SCALE, HeldScale
 
-#: scales at which a continuation holds the noise, of the standard deviation of the targets, in the order of their use
-LEVELS = (0.1, 0.05, 0.2, 0.4)
-#: share of the steps for which a continuation holds the noise
-HELD_SHARE = 0.5
 #: factors of the learning rate of a continuation beside the plain path, in the order of their use
-RATE_FACTORS = (5.0, 10.0, 3.0)
+_RATE_FACTORS = (5.0, 10.0, 3.0)
 #: the same where some paths are smoothed: a large rate leaves narrow modes
-BROAD_RATE_FACTORS = (5.0, 30.0, 10.0)
+_BROAD_RATE_FACTORS = (5.0, 30.0, 10.0)
 #: shares of the prior's spread by which smoothed continuations shake the weights, in the order of their use
-SMOOTHINGS = (0.1, 0.05)
+_SMOOTHINGS = (0.1, 0.05)
 #: factor of their rate, and share of the steps for which they do
-SMOOTHED_RATE_FACTOR = 10.0
-SMOOTHED_SHARE = 0.7
+_SMOOTHED_RATE_FACTOR = 10.0
+_SMOOTHED_SHARE = 0.7
 #: rate that no factor leads beyond
-LARGEST_RATE = 0.3
+_LARGEST_RATE = 0.3
 #: of the plain path's steps, those of a continuation that runs after it
 SECOND_SHARE = 0.4
 #: numbers (rows times parameters times paths) up to which a step of all paths together costs about as much as of one
-MAX_TOGETHER = 300_000
+_MAX_TOGETHER = 300_000
 #: paths of a search for one point where they are followed together
 MAX_PATHS = 24
 #: parameters of all ends together up to which their evidence, whose cost grows with the square of an end's parameters,
 #: is small beside the search; and ends that are compared in any case
-MAX_COMPARED_PARAMETERS = 4000
-MIN_COMPARED = 8
-#: L-BFGS evaluations of the ends before they are compared
-REFINING_STEPS = 150
-#: evaluations without a smaller loss after which the end that is kept is at its mode: the rest is rounding
-PATIENCE = 20
-#: evaluations after that which say whether the search is finished
-FURTHER_STEPS = 10
-#: of the targets' standard deviation: a smaller noise without a prior, of a net that may pass through every row, is the
-#: way to a density without bound
-COLLAPSED = 0.01
-#: nats by which a member of an ensemble may end below the best end of the search
-TOLERATED_GAP = 10.0
-
-
-#: points → gradients and values of a loss in nats
-Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-class FreeNoise:
-    """The density of a problem whose noise is free, with a scale at which it can be held.
-
-    Attributes: ``density``, of the problem, under
-        :class:`pyrobnn.model.likelihoods.base.HeldScale`; ``spread`` (out,), the standard deviation of the targets.
-    """
-
-    def __init__(
-        self,
-        density: Density,
-        likelihood: HeldScale,
-        spread: Tensor,
-    ):
-        self.density = density
-        self.spread = spread
-        self._likelihood = likelihood
-
-    @classmethod
-    def of(cls, problem: Problem) -> FreeNoise | None:
-        """That of a problem; None where no search can take function for noise."""
-        if not problem.is_bnn or not problem.bnn.likelihood.scale_is_free:
-            return None
-        targets = problem.bnn.likelihood.targets.values(problem.y)
-        spread = targets.double().std(0).to(problem.density.dtype)
-        if not bool((spread > 0).all() & spread.isfinite().all()):
-            return None
-        likelihood = HeldScale(problem.bnn.likelihood)
-        return cls(_under(problem.density.subsampled(), likelihood), likelihood, spread)
-
-    def collapsed(self, points: Tensor) -> Tensor:
-        """Of points (end, dim), whether the noise is on its way to zero, where nothing bounds the density there."""
-        sites = [site for site in self.density.sites if site.name == SCALE and site.kind == "point"]
-        num_targets = len(self.density.args[1]) * len(self.spread)
-        if not sites or self.density.dim < num_targets:
-            return torch.zeros(
-                len(points),
-                dtype=torch.bool,
-                device=points.device,
-            )
-        scale = self.density.constrain(points)[SCALE].reshape(len(points), -1)
-        return (scale < COLLAPSED * self.spread.mean()).any(1)
-
-    @contextlib.contextmanager
-    def at(self, level: Tensor) -> Iterator[Density]:
-        """The density with the noise held at ``level`` (out,), and free where that is zero."""
-        self._likelihood.level = level
-        try:
-            yield self.density
-        finally:
-            self._likelihood.level = None
-
-
-def _under(density: Density, likelihood: HeldScale) -> Density:
-    """The density of the same BNN, data and sites under another likelihood of the same parameters."""
-    program: Any = density.program
-    model = copy.copy(program.func.__self__)
-    model.likelihood = likelihood
-    return running(
-        density,
-        partial(
-            getattr(model, program.func.__name__),
-            *program.args,
-            **program.keywords,
-        ),
-    )
+_MAX_COMPARED_PARAMETERS = 4000
+_MIN_COMPARED = 8
 
 
 def num_together(
@@ -164,7 +84,7 @@ def num_together(
     except Refused:
         return 1
     rows = len(problem.x) if batch_size is None else min(batch_size, len(problem.x))
-    room = MAX_TOGETHER // max(1, rows * problem.density.dim * num_members)
+    room = _MAX_TOGETHER // max(1, rows * problem.density.dim * num_members)
     return max(1, min(room, max_paths))
 
 
@@ -206,7 +126,7 @@ def planned(
     relative_levels = torch.zeros(num_members, num_paths)
     rates = torch.ones(num_members, num_paths)
     smoothings = torch.zeros(num_members, num_paths)
-    factors = BROAD_RATE_FACTORS if smoothed else RATE_FACTORS
+    factors = _BROAD_RATE_FACTORS if smoothed else _RATE_FACTORS
     for member in range(num_members):
         for path in range(1, num_paths):
             if path == num_own:  # the first from another start is plain
@@ -215,113 +135,14 @@ def planned(
             relative_levels[member, path] = LEVELS[turn % len(LEVELS)]
             rates[member, path] = factors[turn % len(factors)]
             if smoothed and path % 2 == 0:
-                rates[member, path] = SMOOTHED_RATE_FACTOR
-                smoothings[member, path] = SMOOTHINGS[turn // len(LEVELS) % len(SMOOTHINGS)]
+                rates[member, path] = _SMOOTHED_RATE_FACTOR
+                smoothings[member, path] = _SMOOTHINGS[turn // len(LEVELS) % len(_SMOOTHINGS)]
     starts = start[:, None].repeat(1, num_paths, 1)
     if other_starts is not None and num_others:
         starts[:, num_own:] = other_starts(num_members * num_others).reshape(
             num_members, num_others, dim
         )
     return Paths(starts, relative_levels, rates, smoothings)
-
-
-def best_ends(worths: Tensor) -> list[int]:
-    """Which of the ends (member, path) with these worths in nats the members keep, numbered row by row.
-
-    Each keeps its best. One that is far worse than the best of all takes the best end that nobody has, if that is not.
-    """
-    flat = worths.nan_to_num(nan=-math.inf).flatten()
-    choices = []
-    for number, row in enumerate(worths):
-        choices.append(int(row.nan_to_num(nan=-math.inf).argmax()) + number * len(row))
-    limit = float(flat.max()) - TOLERATED_GAP
-    spare = [
-        end
-        for end in flat.argsort(descending=True).tolist()
-        if end not in choices and float(flat[end]) >= limit
-    ]
-    for member, end in enumerate(choices):
-        if spare and float(flat[end]) < limit:
-            choices[member] = spare.pop(0)
-    return choices
-
-
-@dataclass(frozen=True, eq=False)
-class Refinement:
-    """L-BFGS on all data, toward the modes of the log joint over the constrained sites, of ends of a search.
-
-    Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept.
-    """
-
-    density: Density
-    num_steps: int
-    polish_steps: int
-
-    def slope(self, points: Tensor) -> Slope:
-        """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
-        single = torch.func.grad_and_value(lambda z: -self.density.log_joint(z, jacobian=False))
-        return compiled(
-            torch.func.vmap(single),
-            points,
-            enabled=False,
-            calls=self.num_steps,
-        )
-
-
-def alone(slope: Slope, number: int) -> Slope:
-    """The slope of ``number`` points for one, (dim,): another trace would cost more than the others' evaluations."""
-
-    def first(theta: Tensor) -> tuple[Tensor, Tensor]:
-        gradients, values = slope(theta.expand(number, -1).contiguous())
-        return gradients[0], values[0]
-
-    return first
-
-
-@dataclass(frozen=True, eq=False)
-class Ends:
-    """Where the paths of a search end.
-
-    Attributes: ``runs`` of all paths, member by member; ``relative_levels`` (member, path), as of :class:`Paths`;
-        ``values`` (path,) of the loss in nats, where the ends are refined.
-    """
-
-    runs: list[Result]
-    relative_levels: Tensor
-    values: Tensor | None = None
-
-    def refined(self, slope: Slope, num_steps: int) -> Ends:
-        """The ends nearer to their modes, each by itself. What diverged takes the place of the first that did not."""
-        points = torch.stack([run.params for run in self.runs])
-        finite = points.isfinite().all(1)
-        points[~finite] = points[int(finite.int().argmax())].clone()
-        points = descend_each(slope, points, num_steps)
-        runs = [replace(run, params=point) for run, point in zip(self.runs, points, strict=True)]
-        return replace(
-            self,
-            runs=runs,
-            values=slope(points)[1].nan_to_num(nan=math.inf),
-        )
-
-    def highest(self, number: int) -> Ends:
-        """Of one member's ends the plain one and those with the smallest losses; all where they are not refined."""
-        if self.values is None or number >= len(self.runs):
-            return self
-        order = [path for path in self.values.argsort().tolist() if path > 0][: number - 1]
-        paths = [0, *sorted(order)]
-        return Ends([self.runs[path] for path in paths], self.relative_levels[:, paths])
-
-
-def _polished(end: Result, slope: Slope, num_steps: int) -> Result:
-    """The end at its very mode, with the norm of the gradient there and the nats that further steps would gain."""
-    params, norm = descend(slope, end.params, num_steps, PATIENCE)
-    further, _ = descend(slope, params, FURTHER_STEPS)
-    gain = max(0.0, float(slope(params)[1] - slope(further)[1]))
-    return replace(
-        end,
-        params=params,
-        path=end.path | {"gradient_norm": norm, "gain_left": gain},
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,11 +189,11 @@ class Search:
         refined = ends.refined(slope, self.refinement.num_steps)
         if start.dim() > 1:
             return self._chosen(refined, False)
-        num_compared = max(MIN_COMPARED, MAX_COMPARED_PARAMETERS // start.numel())
+        num_compared = max(_MIN_COMPARED, _MAX_COMPARED_PARAMETERS // start.numel())
         end = self._chosen(refined.highest(num_compared), True)
         if not self.refinement.polish_steps:
             return end
-        return _polished(end, alone(slope, len(ends.runs)), self.refinement.polish_steps)
+        return polished(end, alone(slope, len(ends.runs)), self.refinement.polish_steps)
 
     def _chosen(self, ends: Ends, single: bool) -> Result:
         """The best of each member's ends as one run; of a ``single`` member with parameters (dim,)."""
@@ -406,7 +227,7 @@ class Search:
 
     def _worths_of(self, ends: Ends) -> Tensor:
         """The worths (member, path) of the ends; none of a continuation whose noise is on its way to zero."""
-        return _without_collapsed(
+        return without_collapsed(
             self.worths(ends.runs), ends.runs, ends.relative_levels, self.noise
         )
 
@@ -441,7 +262,7 @@ class Search:
 
         shown = None if self.snapshot is None else _composed(self.snapshot, best_of_paths)
         lr = self.training.lr
-        rates = (lr * paths.rates.flatten()).clamp(max=max(lr, LARGEST_RATE)) / lr
+        rates = (lr * paths.rates.flatten()).clamp(max=max(lr, _LARGEST_RATE)) / lr
         result = self._run(
             paths.starts.flatten(0, 1),
             paths.relative_levels.flatten(),
@@ -466,7 +287,7 @@ class Search:
         training = replace(
             self.training,
             num_steps=max(1, round(SECOND_SHARE * self.training.num_steps)),
-            lr=min(RATE_FACTORS[0] * lr, max(lr, LARGEST_RATE)),
+            lr=min(_RATE_FACTORS[0] * lr, max(lr, _LARGEST_RATE)),
         )
         quiet = replace(
             self,
@@ -532,7 +353,9 @@ class Search:
         if smoothings is not None and self.weight_spreads is not None:
             objective = shaken_losses
             scales = torch.outer(smoothings.to(starts), self.weight_spreads.to(starts))
-            leading = _shaken_first(scales, round(SMOOTHED_SHARE * training.num_steps), leading)
+            leading = _shaken_first(scales, round(_SMOOTHED_SHARE * training.num_steps), leading)
+        if self.refinement is not None and num_paths > 1:
+            training = replace(training, num_later=self.refinement.num_steps)
         batches = self._batches_of(starts)
         return minimize(
             objective,
@@ -630,9 +453,7 @@ def search_each(
     best = []
     for number, (of_set, noise) in enumerate(zip(problems, noises, strict=True)):
         set_ends = ends[number * len(relative_levels) : (number + 1) * len(relative_levels)]
-        values = _without_collapsed(
-            worths(of_set, set_ends), set_ends, paths.relative_levels, noise
-        )
+        values = without_collapsed(worths(of_set, set_ends), set_ends, paths.relative_levels, noise)
         best.append(torch.stack([set_ends[end].params for end in best_ends(values)]))
     return torch.stack(best)
 
@@ -644,42 +465,10 @@ def _given(problem: Problem, y: Tensor) -> Problem:
     return replace(problem, y=y, density=density)
 
 
-def _without_collapsed(
-    worths: Tensor,
-    ends: Sequence[Result],
-    relative_levels: Tensor,
-    noise: FreeNoise,
-) -> Tensor:
-    """Worths (end,) as (member, path); none of a continuation whose noise is on its way to zero."""
-    rows = worths.cpu().reshape(relative_levels.shape)
-    points = torch.stack([end.params for end in ends])
-    collapsed = noise.collapsed(points).cpu().reshape(relative_levels.shape)
-    return rows.masked_fill(collapsed & (relative_levels > 0), -math.inf)
-
-
-def worths_of(problem: Problem, ends: Sequence[Result], *, evidence: bool) -> Tensor:
-    """What ends (dim,) are worth, (end,) in nats: their evidence, or log joint; on a stream by their late losses."""
-    if problem.loader is not None:
-        return torch.stack([-problem.num_rows * late_loss(end) for end in ends])
-    points = torch.stack([end.params for end in ends])
-    return log_evidences(problem, points) if evidence else log_joints(problem, points)
-
-
-def late_loss(end: Result) -> Tensor:
-    """The mean loss of the last tenth of a run, ()."""
-    return end.losses[-max(1, end.num_steps // 10) :].mean()
-
-
 def _composed(
     outer: Callable[[Tensor], Any], inner: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], Any]:
     return lambda thetas: outer(inner(thetas))
-
-
-def held_first(levels: Tensor, num_held: int) -> Callable[[int], tuple[Tensor, ...]]:
-    """The scale at which the noise is held, by step: ``levels`` in the first ``num_held`` ones, zero in the rest."""
-    free = torch.zeros_like(levels)
-    return lambda step: (levels if step < num_held else free,)
 
 
 def _shaken_first(
@@ -695,36 +484,3 @@ def _shaken_first(
         return (shifts, *leading(step))
 
     return arguments
-
-
-def members_of(result: Result) -> list[Result]:
-    """The run of several members as a run of each."""
-    if result.params.dim() == 1:
-        return [result]
-    members = []
-    for column, params in enumerate(result.params):
-        losses = result.losses[:, column]
-        members.append(
-            replace(
-                result,
-                params=params,
-                losses=losses,
-                grad_norm=result.grad_norm[column],
-            )
-        )
-    return members
-
-
-def together(members: Sequence[Result]) -> Result:
-    """Runs of one member each as one run; the losses of a shorter one go on as they ended."""
-    longest = max(members, key=lambda member: member.num_steps)
-    losses = []
-    for member in members:
-        missing = longest.num_steps - member.num_steps
-        losses.append(torch.cat([member.losses, member.losses[-1:].expand(missing)]))
-    return replace(
-        longest,
-        params=torch.stack([member.params for member in members]),
-        losses=torch.stack(losses, 1),
-        grad_norm=torch.stack([member.grad_norm for member in members]),
-    )

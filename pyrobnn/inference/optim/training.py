@@ -130,6 +130,7 @@ class Training:
             short fits it does not; True and False are obeyed.
         look_every: how often the host looks at the losses, calls back and checks that they are finite; 0 for every 100
             steps, or ten times in a short run.
+        num_later: evaluations of the step after the updates, about: of its ends before they are compared.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -140,6 +141,7 @@ class Training:
     optimizer: Any = "adam"
     compile: Compile = "auto"
     look_every: int = 0
+    num_later: int = 0
 
     def __post_init__(self) -> None:
         check_count("num_steps", self.num_steps)

@@ -10,6 +10,7 @@ cross entropy :math:`-E_q[\log p(\theta)]` has a closed form; elsewhere it is th
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from typing import Literal, NamedTuple
 
@@ -75,8 +76,9 @@ class Elbo:
         num_particles: int = 1,
         kl_direction: KLDirection = "reverse",
     ):
-        # the objective is noisy where the program subsamples; the sites' layout is the same
-        self.density = density.subsampled()
+        # the objective is noisy where the program subsamples; the sites' layout is the same. Where sites belong to rows
+        # it is so at rows that are given, see `at_rows`
+        self.density = density if density.local else density.subsampled()
         self.family = family
         self.estimator = estimator
         self.num_particles = num_particles
@@ -103,6 +105,14 @@ class Elbo:
                     )
                 closed = frozenset() if kl == "monte_carlo" else self._closed_sites()[1]
                 self.from_prior = FromPrior(density, self.latent, closed)
+
+    def at_rows(self, some: Density) -> Elbo:
+        """Its estimate by some rows of the plates, :meth:`Density.at_rows`: a function of the same parameters."""
+        estimate = copy.copy(self)
+        estimate.density = some
+        estimate.latent = tuple(site for site in some.sites if site.kind == "latent")
+        estimate.family = self.family.at_rows(self.density, some)
+        return estimate
 
     @property
     def exact_kl(self) -> bool:

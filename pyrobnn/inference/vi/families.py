@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from pyrobnn.core.checks import Refused
 from pyrobnn.core.memory import require
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.model import Density
+from pyrobnn.model.density import Rows, Site
 from pyrobnn.posterior.approximation import FAMILIES, Approximation, FlatApproximation
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -65,6 +66,28 @@ class Family(Protocol):
     def approximation(self, phi: Tensor, layout: Density) -> Approximation:
         """The fitted guide as an approximation over the latent sites of ``layout``."""
 
+    def at_rows(self, whole: Density, some: Density) -> Family:
+        """The guide of the sites of ``some`` rows of a ``whole`` density, a function of the same parameters.
+
+        Raises:
+            Refused: a guide that has no law of some rows alone.
+        """
+
+
+def without_rows(family: Family, some: Density) -> Family:
+    """A guide whose coordinates depend on each other, of a density where no latent site has a value for each row.
+
+    Raises:
+        Refused: a site has.
+    """
+    for site in some.sites:
+        if some.rows is not None and some.rows.axes.get(site.name):
+            raise Refused(
+                f"the latent site {site.name!r} has a value for each row, and this guide draws all rows together: with "
+                "mini-batches use guide='mean_field', AutoNormal or a guide program (x, y), or leave the batches out"
+            )
+    return family
+
 
 class _Normal:
     """Normals whose parameters begin with the means ``loc`` and softplus⁻¹ of the standard deviations."""
@@ -85,6 +108,9 @@ class _Normal:
     def initial(self) -> Tensor:
         further = self.loc.new_zeros(self.size - 2 * self.dim)
         return torch.cat([self.loc, raw_scale(self.loc, self.init_scale), further])
+
+    def at_rows(self, whole: Density, some: Density) -> Family:
+        return without_rows(cast(Family, self), some)
 
     def parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means and standard deviations, both (dim,), and the further parameters."""
@@ -119,10 +145,14 @@ class MeanField(_Normal):
 
     def loc_scale(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Means and standard deviations, both (dim,)."""
+        return phi[: self.dim], self.scale(phi[self.dim :])
+
+    def scale(self, raw: Tensor) -> Tensor:
+        """Standard deviations of their parameters."""
         if self.max_scale is None:
-            return self.parts(phi)[:2]
+            return F.softplus(raw)
         # a sigmoid and not a clamp: a scale that has reached the cap can still come back
-        return phi[: self.dim], self.max_scale * torch.sigmoid(phi[self.dim :])
+        return self.max_scale * torch.sigmoid(raw)
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale = self.loc_scale(phi)
@@ -139,6 +169,85 @@ class MeanField(_Normal):
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, scale = self.loc_scale(phi)
         return FlatApproximation(layout, "normal", {"loc": loc, "scale": scale})
+
+    def at_rows(self, whole: Density, some: Density) -> MeanFieldAtRows:
+        return MeanFieldAtRows(self, whole, some)
+
+
+class MeanFieldAtRows:
+    """The normals of the sites of some rows, among those of all: a function of the parameters of all.
+
+    What belongs to a row counts for all rows that it stands for, in the entropy and in log q.
+    """
+
+    factorized = True
+
+    def __init__(
+        self,
+        mean_field: MeanField,
+        whole: Density,
+        some: Density,
+    ):
+        self.mean_field = mean_field
+        self.size = mean_field.size
+        self.some = some
+        places = []
+        factors = []
+        for site in some.sites:
+            if site.kind == "latent" and some.rows is not None:
+                places.append(_places(whole.site(site.name), site, some.rows))
+                factors.append(
+                    torch.full(
+                        (site.size,),
+                        some.rows.factor(site.name),
+                        dtype=some.dtype,
+                        device=some.device,
+                    )
+                )
+        #: of the coordinates of these rows among those of all, and how many each stands for
+        self.places = torch.cat(places)
+        self.factors = torch.cat(factors)
+
+    def initial(self) -> Tensor:
+        return self.mean_field.initial()
+
+    def draw(self, phi: Tensor, noise: Noise) -> Draw:
+        dim = self.mean_field.dim
+        # the parameters of these rows first: the functions of those of all rows would cost as much as the step
+        loc = phi[:dim][self.places]
+        raw = phi[dim:][self.places]
+        scale = self.mean_field.scale(raw)
+        epsilon = noise.normal(loc)
+        half_log_det = (self.factors * scale.log()).sum(dtype=torch.float64)
+        log_q = -0.5 * (self.factors * epsilon.square()).sum(dtype=torch.float64)
+        return Draw(
+            loc + scale * epsilon,
+            log_q - half_log_det - 0.5 * dim * _LOG_2PI,
+            Moments(loc, scale.square(), _entropy(half_log_det, dim)),
+            -(self.factors * epsilon / scale).detach(),
+        )
+
+    def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
+        return self.mean_field.approximation(phi, layout)
+
+    def at_rows(self, whole: Density, some: Density) -> MeanFieldAtRows:
+        return MeanFieldAtRows(self.mean_field, whole, some)
+
+
+def _places(whole: Site, some: Site, rows: Rows) -> Tensor:
+    """Where the coordinates (size,) of some rows of a site are in the vector of all."""
+    device = next(iter(rows.numbers.values())).device
+    places = torch.arange(
+        whole.start,
+        whole.stop,
+        device=device,
+    )
+    places = places.reshape(whole.unconstrained_shape)
+    for plate, axis in rows.axes[some.name].items():
+        # an axis that the plate leaves at one value is none of rows
+        if some.unconstrained_shape[axis] == len(rows.numbers[plate]):
+            places = places.index_select(axis, rows.numbers[plate])
+    return places.reshape(-1)
 
 
 class FullRank(_Normal):
@@ -391,6 +500,9 @@ class CouplingFlow:
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         return FlatApproximation(layout, "flow", self.state(phi))
+
+    def at_rows(self, whole: Density, some: Density) -> Family:
+        return without_rows(self, some)
 
 
 def _push(state: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import Batches, PermutedRows, same
@@ -22,14 +23,10 @@ from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.program import rows_together, why_impossible
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.watch import after, end_of
-from pyrobnn.inference.optim.descent import unfinished_by_losses
+from pyrobnn.inference.optim.free_noise import HELD_SHARE, LEVELS, FreeNoise, held_first
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.paths import (
-    HELD_SHARE,
-    LEVELS,
     SECOND_SHARE,
-    FreeNoise,
-    held_first,
 )
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_value import (
@@ -42,6 +39,7 @@ from pyrobnn.inference.vi.families import CouplingFlow, Family, FullRank, LowRan
 from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
+from pyrobnn.inference.vi.row_batches import RowBatches
 from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation
@@ -56,8 +54,8 @@ def build_elbo(
     problem: Problem,
     init: Posterior | nn.Module | None,
     seed: int,
-) -> tuple[Elbo, Tensor]:
-    """The objective of a configuration and the parameters it starts from: guide's first, then free points."""
+) -> _Objective:
+    """The objective of a configuration, and where its search starts."""
     density = problem.density
     options = config.options
     if options.init_loc == "prior" and init is None:
@@ -79,6 +77,7 @@ def build_elbo(
     else:
         family = MeanField(loc, config.init_scale, options.max_scale)
     estimator = _estimator(config, problem, start)
+    rows = None if problem.is_bnn else RowBatches.of(problem, config.batch_size)
     elbo = Elbo(
         density,
         family,
@@ -87,7 +86,26 @@ def build_elbo(
         num_particles=config.num_particles,
         kl_direction=config.kl_direction,
     )
-    return elbo, torch.cat([family.initial(), points])
+    if rows is not None:
+        _check_rows(rows, elbo)
+    return _Objective(elbo, torch.cat([family.initial(), points]), rows)
+
+
+class _Objective(NamedTuple):
+    """The ELBO, the parameters a search starts from (the guide's, then free points), and the rows of each step."""
+
+    elbo: Elbo
+    start: Tensor
+    rows: RowBatches | None
+
+
+def _check_rows(rows: RowBatches, elbo: Elbo) -> None:
+    """Refuse a guide, or a direction of the KL, that mini-batches of rows do not estimate."""
+    elbo.at_rows(rows.some)
+    if elbo.from_prior is not None:
+        raise Refused("kl_direction='forward' sees all rows: leave the mini-batches out")
+    if isinstance(elbo.family, GuideFamily):
+        elbo.family.check_at_rows(rows.some)
 
 
 def _estimator(config: SVI, problem: Problem, start: Tensor) -> Estimator | None:
@@ -289,7 +307,7 @@ class GuideFit:
         self.seed = seed
         self.owner = owner or config
         self.init = init
-        self.elbo, self.start = build_elbo(config, problem, init, seed)
+        self.elbo, self.start, self.rows = build_elbo(config, problem, init, seed)
         self.free_noise = FreeNoise.of(problem)
         # at which the noise is held in the first ``num_held`` steps
         self.level: Tensor | None = None
@@ -303,6 +321,8 @@ class GuideFit:
         self.mean_field: tuple[GuideFit, Result] | None = None
         if problem.stream:
             self.num_batches = problem.stream.num_batches
+        elif self.rows is not None:
+            self.num_batches = self.rows.num_batches
         else:
             self.num_batches = max(1, problem.num_rows // (config.batch_size or problem.num_rows))
         weight = config.kl_weight
@@ -383,7 +403,12 @@ class GuideFit:
         key: Tensor,
         *batch: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Loss and tracked scalars on a batch: the data themselves, or row numbers and all data."""
+        """Loss and tracked scalars on a batch: the data themselves, or row numbers and all data.
+
+        Of a program whose latent sites belong to rows, the numbers of these.
+        """
+        if self.rows is not None:
+            return self.elbo.at_rows(self.rows.at(batch))(theta, weight, key)
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
             batch = x[rows], y[rows]
@@ -394,6 +419,8 @@ class GuideFit:
         problem = self.problem
         if problem.loader is not None:
             return problem.batches()
+        if self.rows is not None:
+            return self.rows.batches(problem.device)
         if not problem.is_bnn:
             return same(())
         if self.num_batches == 1:
@@ -560,7 +587,7 @@ class GuideFit:
             meta["log_evidence_kind"] = "elbo"
         if temperature == 1.0:
             losses = -result.tracked["elbo"]
-            meta |= unfinished_by_losses(result, losses, 1.0, self.problem.density.dim)
+            meta |= result.unfinished(losses, 1.0, self.problem.density.dim)
         meta["elbo_error"] = None
         if evidence.elbo is not None:
             # of the estimate, and of a search that has not ended

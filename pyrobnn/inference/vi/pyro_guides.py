@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -26,20 +27,23 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import Refused, check_type
-from pyrobnn.core.private_pyro import copy_of_guide, draws_rows, flat_site
+from pyrobnn.core.private_pyro import copy_of_guide, draws_rows, flat_site, subsample_as
 from pyrobnn.core.private_torch import without_fallback_warnings
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.vi.families import Draw, Moments
+from pyrobnn.inference.vi.families import Draw, Moments, without_rows
+from pyrobnn.inference.vi.row_batches import not_at_rows
 from pyrobnn.inference.vi.written_guides import (
     WrittenGuide,
     check_sites,
     check_written,
     has_sites,
+    rows_of,
     takes_data,
 )
 from pyrobnn.model import Density
+from pyrobnn.model.compile.trees import leaves_of
 from pyrobnn.model.density import Site
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
@@ -86,7 +90,7 @@ class GuideFamily:
         self.latent = [site for site in density.sites if site.kind == "latent"]
         with seeded(seed, density.device):
             self.guide = _guide_of(given, density, loc, init_scale)
-            with _own_params(), pyro.poutine.block():
+            with _own_params(), pyro.poutine.block(), rows_of(density):
                 # the first call builds the parameters
                 nodes = pyro.poutine.trace(self.guide).get_trace(*density.args).nodes
         check_sites(nodes, self.latent)
@@ -96,6 +100,8 @@ class GuideFamily:
             _check_determined(nodes, self.latent, self.guide)
         # only AutoNormal declares its normals site by site
         self.factorized = type(self.guide) is AutoNormal
+        if isinstance(self.guide, AutoGuide):
+            subsample_as(self.guide, density.plate_counts)
         self.guide.requires_grad_(False)
         self.guide.to(density.device)
         self.params = {name: value.detach() for name, value in self.guide.named_parameters()}
@@ -120,15 +126,79 @@ class GuideFamily:
         z = torch.cat([value.reshape(-1) for value in u.values()])
         for site in self.latent:
             jacobian = site.transform.log_abs_det_jacobian(u[site.name], values[site.name])
-            log_q = log_q + jacobian.sum(dtype=torch.float64)
+            log_q = log_q + self._factor(site) * jacobian.sum(dtype=torch.float64)
         if not self.factorized:
             return Draw(z, log_q, None, None)
         # AutoNormal: one normal per site in unconstrained space
         normals = [elementwise(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
         mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
         var = torch.cat([normal.variance.reshape(-1) for normal in normals])
-        entropies = [normal.entropy().sum(dtype=torch.float64) for normal in normals]
+        entropies = [
+            self._factor(site) * normal.entropy().sum(dtype=torch.float64)
+            for site, normal in zip(self.latent, normals, strict=True)
+        ]
         return Draw(z, log_q, Moments(mean, var, torch.stack(entropies).sum()), None)
+
+    def _factor(self, site: Site) -> float:
+        """How many rows a row of the site stands for."""
+        rows = self.density.rows
+        return 1.0 if rows is None else rows.factor(site.name)
+
+    def at_rows(self, whole: Density, some: Density) -> GuideFamily:
+        family = copy.copy(self)
+        family.density = some
+        family.latent = [site for site in some.sites if site.kind == "latent"]
+        return family
+
+    def check_at_rows(self, some: Density) -> None:
+        """Refuse a guide that cannot be run at some rows, or has its parameters of others there.
+
+        Args:
+            some: the model at the last rows of each plate.
+        """
+        family = self.at_rows(self.density, some)
+
+        def total(phi: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            nodes, log_q = _run_guide(self.guide, self.unflatten(phi), some, {}, torch.randn_like)
+            values = {site.name: nodes[site.name]["value"] for site in family.latent}
+            return log_q + sum(value.sum() for value in values.values()), values
+
+        rows = some.rows
+        if rows is None:
+            return
+        try:
+            with seeded(0, some.device):
+                gradient, values = torch.func.grad(total, has_aux=True)(self.initial())
+        except Refused:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if any(isinstance(module, AutoContinuous) for module in self.guide.modules()):
+                without_rows(self, some)
+            raise not_at_rows("guide", rows.numbers, rows.sizes, error) from error
+        for site in family.latent:
+            shape = tuple(values[site.name].shape)
+            if shape != tuple(site.shape):
+                raise Refused(
+                    f"the guide samples {site.name!r} of shape {shape} where the model takes some rows, and has it of "
+                    f"shape {tuple(site.shape)}: sample it in the same plate, and take its parameters by the plate's "
+                    "rows, loc[rows]; a guide that draws all rows together cannot be fitted by mini-batches"
+                )
+        for plate, numbers in rows.numbers.items():
+            others = int(numbers.min())
+            for name, slope in self.unflatten(gradient).items():
+                axes = [axis for axis, size in enumerate(slope.shape) if size == rows.sizes[plate]]
+                if any(bool(slope.narrow(axis, 0, others).any()) for axis in axes):
+                    raise Refused(
+                        f"the guide's parameter {self._name_of(name)!r} has a value for each of {rows.sizes[plate]:,} "
+                        f"rows, and the guide reads those of other rows than the {len(numbers):,} of a batch: in the "
+                        f"plate {plate!r} state it with event_dim=, which takes the rows of the batch, or let the "
+                        "program draw its batches itself (subsample_size=) and take them by the plate's rows"
+                    )
+
+    def _name_of(self, parameter: str) -> str:
+        """A parameter as the guide's own statement names it."""
+        named = self.guide.names if isinstance(self.guide, WrittenGuide) else {}
+        return named.get(parameter, parameter)
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
         return GuideApproximation(layout, self.guide, self.unflatten(phi))
@@ -178,6 +248,25 @@ class GuideApproximation:
             batch=batch,
         )
 
+    @torch.no_grad()
+    def draw_rows(self, density: Density, shared: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The sites of other rows beside one draw of what they ``share``, by a guide program that computes them.
+
+        None where the guide cannot: one of parameters for each row of its fit, or that is not given what it needs.
+        """
+        if not isinstance(self._guide, WrittenGuide):
+            return None
+        sizes = _sizes_of_rows(self.layout)
+        if any(sizes & set(value.shape) for value in self._params.values()):
+            return None
+        try:
+            nodes, _ = _run_guide(self._guide, self._params, density, shared)
+        except Exception:  # noqa: BLE001  # whatever a guide does that is not given the outcomes
+            return None
+        local = [site for site in density.sites if site.name not in shared]
+        drawn = {site.name: nodes[site.name]["value"] for site in local if site.name in nodes}
+        return drawn if all(drawn[site.name].shape == site.shape for site in local) else None
+
     def guide(self, *args: Data, **kwargs: Data) -> Any:
         """The Pyro guide with its fitted parameters, and the point parameters; takes the model's arguments."""
         state_points(self.layout)
@@ -191,6 +280,12 @@ class GuideApproximation:
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Name of the guide and its parameters."""
         return _title(self._guide), self._params
+
+
+def _sizes_of_rows(density: Density) -> set[int]:
+    """How many rows the data of a density have, and the plates that draw a subsample."""
+    tensors = [leaf for leaf in leaves_of(density.args) if isinstance(leaf, Tensor) and leaf.dim()]
+    return {*density.plate_sizes.values(), *map(len, tensors[-1:])}
 
 
 def _check_determined(nodes: Mapping[str, Node], sites: Iterable[Site], guide: AutoGuide) -> None:
@@ -227,6 +322,8 @@ class _Given(Messenger):
         sites = [site for site in density.sites if site.name in values]
         self.values = values
         self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
+        # whose sites are the model's, of which some may be drawn beside those that are given
+        self.is_written = isinstance(guide, WrittenGuide)
         # a guide of several parts has a flat vector for each
         parts = [module for module in guide.modules() if isinstance(module, AutoContinuous)]
         self.flat = dict(map(flat_site, parts))
@@ -246,6 +343,8 @@ class _Given(Messenger):
             value = self.unconstrained[owner]
         elif name in self.flat:
             value = torch.cat([self.unconstrained[site].reshape(-1) for site in self.flat[name]])
+        elif self.is_written:
+            return
         else:
             raise ValueError(
                 f"the guide's auxiliary site {name!r} is not determined by the draws, so log_q is unknown"
@@ -290,7 +389,8 @@ class _Traced(torch.nn.Module):
     def forward(self, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Node], Tensor]:
         supplied = _Given(values, self.density, self.guide)
         normal = _FunctionalNoise(self.normal)
-        with _own_params(), without_validation(), pyro.poutine.block(), supplied, normal:
+        rows = rows_of(self.density)
+        with _own_params(), without_validation(), pyro.poutine.block(), supplied, rows, normal:
             nodes = pyro.poutine.trace(self.guide).get_trace(*self.density.args).nodes
             log_q = torch.zeros((), dtype=torch.float64)
             for node in nodes.values():

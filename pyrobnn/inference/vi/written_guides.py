@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -19,7 +20,13 @@ from pyrobnn.core.checks import Refused
 from pyrobnn.core.private_pyro import is_param_statement, keep_params_local
 from pyrobnn.model.density import Density, Site
 from pyrobnn.model.distribution_kinds import elementwise
-from pyrobnn.model.handlers import Supply, own_store
+from pyrobnn.model.handlers import (
+    Supply,
+    followed_modules,
+    own_store,
+    readable_by_plates,
+    refuse_unfollowed,
+)
 from pyrobnn.model.log_terms import without_validation
 from pyrobnn.model.nodes import Message, Node, is_latent, is_observed
 
@@ -28,22 +35,21 @@ if TYPE_CHECKING:
 
 #: a Pyro program that samples a model's latent sites
 _Guide: TypeAlias = Callable[..., Any]
-#: in the names that ``pyro.module`` gives to parameters
-_OF_A_MODULE = "$$$"
 
 
 class WrittenGuide(nn.Module):
     """A guide ``guide(x, y)`` of ``pyro.sample`` statements, as a module that holds all of its parameters.
 
-    They are those of its ``pyro.param`` statements, unconstrained, and of the module itself where it is one. They begin
-    at the values that the guide states; Pyro's parameter store stays as it is.
+    They are those of its ``pyro.param`` and ``pyro.module`` statements, unconstrained, and of the module itself where
+    it is one. They begin at the values that the guide states; Pyro's parameter store and the nets stay as they are.
 
     Args:
         program: a function, or a module such as a ``PyroModule``, which is copied.
         density: the model; the guide is called with its data.
 
     Raises:
-        Refused: a guide that registers a net by ``pyro.module``, or shares a parameter's name with the model.
+        Refused: a guide that shares a parameter's name with the model, or that registers a net by another name of
+            ``pyro.module``.
     """
 
     def __init__(self, program: _Guide, density: Density):
@@ -65,10 +71,12 @@ class WrittenGuide(nn.Module):
         """The nodes of a run whose parameters have the values that the guide states."""
         local = pyro.settings.context(module_local_params=True)
         with own_store() as stored, local, without_validation(), pyro.poutine.block():
-            with _InitialValues({}, {}, stored=stored):
-                nodes: Mapping[str, Node] = (
-                    pyro.poutine.trace(self.run).get_trace(*density.args).nodes
-                )
+            values = _InitialValues({}, {}, stored=stored)
+            with rows_of(density), followed_modules(()) as followed, values:
+                trace = pyro.poutine.trace(self.run).get_trace(*density.args)
+        nodes: Mapping[str, Node] = trace.nodes
+        statements = [name for name in trace.param_nodes if is_param_statement(nodes[name])]
+        refuse_unfollowed(statements, followed, "guide")
         return nodes
 
     def _declare(
@@ -78,12 +86,6 @@ class WrittenGuide(nn.Module):
         density: Density,
     ) -> None:
         """Hold the parameter of a ``pyro.param`` statement."""
-        if _OF_A_MODULE in name:
-            net = name.partition(_OF_A_MODULE)[0]
-            raise Refused(
-                f"the guide registers {net!r} by pyro.module, whose parameters this fit cannot follow: write the guide "
-                "as a PyroModule that holds it"
-            )
         if name in density.initial_points:
             raise Refused(
                 f"the parameter {name!r} is in the guide and in the model: give that of the guide another name"
@@ -94,6 +96,11 @@ class WrittenGuide(nn.Module):
         key = f"statement_{len(self._statements)}"
         self.register_parameter(key, nn.Parameter(start.clone()))
         self._statements[name] = key, transform
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of the guide's statements by those of the parameters."""
+        return {key: name for name, (key, _) in self._statements.items()}
 
     def run(self, *args: Data) -> Any:
         """Call the guide as it was written."""
@@ -110,7 +117,7 @@ class WrittenGuide(nn.Module):
             name: transform(getattr(self, key))
             for name, (key, transform) in self._statements.items()
         }
-        with _PresentValues(values):
+        with followed_modules(values), _PresentValues(values):
             return self.run(*args)
 
 
@@ -137,8 +144,15 @@ class _PresentValues(Messenger):
             raise Refused(
                 f"the parameter {name!r} is in some runs of the guide only: state all of its parameters always"
             )
-        msg["value"] = self.values[name]
+        msg["value"] = readable_by_plates(self.values[name], msg)
         msg["done"] = True
+
+
+def rows_of(density: Density) -> contextlib.AbstractContextManager[None]:
+    """The context in which a guide's plates take the rows of the model's: those that its local sites belong to."""
+    if density.local or density.rows is not None:
+        return density.plates()
+    return contextlib.nullcontext()
 
 
 def takes_data(guide: _Guide) -> bool:
@@ -156,10 +170,16 @@ def takes_data(guide: _Guide) -> bool:
 
 
 def has_sites(guide: _Guide, density: Density) -> bool:
-    """Whether a function that may be a guide, or may make one, samples anything when it is called with the data."""
+    """Whether a function that may be a guide, or may make one, samples anything when it is called with the data.
+
+    Raises:
+        Refused: it is a guide, of parameters that cannot be followed.
+    """
     try:
         inspect.signature(guide).bind(*density.args)
         nodes = WrittenGuide(guide, density)._first_run(density)
+    except Refused:
+        raise  # it is a guide, and what it may not do is said
     except Exception:  # noqa: BLE001  # whatever a function does that is called with what it was not made for
         return False
     return any(map(is_latent, nodes.values()))

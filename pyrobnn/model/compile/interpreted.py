@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, Target, map_arg
 
 from pyrobnn.core.seeding import kept
@@ -76,10 +76,11 @@ class _Rewriting:
     """A copy of a graph that is rewritten while it is executed on an example."""
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Tensor]) -> None:
-        self.module = GraphModule(graph, copy.deepcopy(graph.graph))
-        self.graph = self.module.graph
+        #: what the constants of the graph are
+        self._owner = graph
+        self.graph = copy.deepcopy(graph.graph)
         self._inputs = iter(inputs)
-        self._memory = _Memory(self.module)
+        self._memory = _Memory(graph, self.graph)
         #: what every node was on the example
         self._values: dict[Node, Any] = {}
         #: the first of the nodes that compute the same
@@ -106,13 +107,13 @@ class _Rewriting:
     def function(self) -> Callable[..., Any]:
         """What the graph has become."""
         self.graph.lint()
-        self.module.recompile()
+        module = GraphModule(self._owner, self.graph)
         constants = [self._constants.pop(node) for node in list(self._constants)]
-        return functools.partial(self.module.forward, *constants)
+        return functools.partial(module.forward, *constants)
 
     def _take_constant(self, node: Node) -> None:
         """A constant of the graph becomes one of the function: as an attribute it is looked for at every call."""
-        value = constant_of(self.module, node)
+        value = constant_of(self._owner, node)
         self._values[node] = value
         if isinstance(value, Tensor):
             argument = self._argument_for(value)
@@ -345,8 +346,8 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 class _Memory:
     """Which nodes of a graph write, draw or return what they were given."""
 
-    def __init__(self, module: GraphModule) -> None:
-        self._module = module
+    def __init__(self, owner: GraphModule, graph: Graph) -> None:
+        self._owner = owner
         #: what does more than compute its result, whoever asks for that
         self._has_effect: set[Node] = set()
         #: where the memory of a node's result comes from
@@ -355,7 +356,7 @@ class _Memory:
         self._constants: dict[int, Node] = {}
         #: whose memory is written into, or handed out
         self._exposed: set[Node] = set()
-        for node in module.graph.nodes:
+        for node in graph.nodes:
             self._roots[node] = self._root(node)
             if self.is_foreign(node) or self.writes(node) or is_random(node):
                 self._has_effect.add(node)
@@ -405,7 +406,7 @@ class _Memory:
 
     def _root_of_constant(self, node: Node) -> Node:
         """The first node of a constant with this memory: each use of one constant is a node of its own."""
-        memory = memory_of(self._module, node)
+        memory = memory_of(self._owner, node)
         return node if memory is None else self._constants.setdefault(memory, node)
 
 
