@@ -300,7 +300,7 @@ def test_five_folds_are_compiled_once():
     codes = []
     for fold in range(5):
         chosen = torch.arange(N - 1) % 5 != fold
-        estimator = pb.BNNRegressor(method=method)
+        estimator = pb.BNNRegressor(method=method, random_state=0)
         estimator.fit(X[: N - 1][chosen].numpy(), Y[: N - 1][chosen].numpy())
         assert estimator.posterior_.meta["tier"]["tier"] == "compiled"
         codes.append(len(RIGHT))
