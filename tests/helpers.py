@@ -85,6 +85,28 @@ def assert_mean_within(
     _demand_close(error, standard_error, truth, ess, sigmas, name)
 
 
+def assert_same_mean(
+    draws, others, *, sigmas: float = SIGMAS, min_ess: float = 100.0, name: str = "mean"
+) -> None:
+    """The means of two runs (chain, draw, *shape) are equal within the Monte Carlo error of both."""
+    means, errors, sizes = [], [], []
+    for run in (_as_draws(draws), _as_draws(others)):
+        flat = run.reshape(*run.shape[:2], -1)
+        ess = np.minimum(_ess(flat, "mean"), _ess(flat, "bulk"))
+        _demand_ess(ess, min_ess, name)
+        means.append(flat.mean((0, 1)))
+        errors.append(flat.std((0, 1), ddof=1) / np.sqrt(ess))
+        sizes.append(ess)
+    _demand_close(
+        means[0] - means[1],
+        np.hypot(*errors),
+        means[1],
+        np.minimum(*sizes),
+        sigmas,
+        name,
+    )
+
+
 def assert_var_within(
     draws,
     truth,

@@ -38,6 +38,7 @@ from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, regi
 from pyrobnn.model import BNN, Density
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.gradient import Gradient, batched_gradient, is_untraceable
+from pyrobnn.model.padding import padded
 from pyrobnn.posterior import Posterior
 
 #: twice the length past which no measured case got cheaper, and up to which it goes on where it is not finished: Stan's
@@ -83,6 +84,9 @@ class NUTS(Method):
             most that are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
         max_seconds: and the seconds after which it waits for no more than a draw of each chain; a compile is given up
             at half of them, the warm-up at half of what is then left, and the fit says so. None for no bound.
+        capacity: rows that the step has room for: the data are filled up, by rows of weight zero, to a multiple of it,
+            so that tables of 1 to ``capacity`` rows share one compile. None compiles for the rows there are. Refused
+            where the density is not one of rows that can be filled up.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -131,6 +135,7 @@ class NUTS(Method):
     checkpoint_every: float = 60.0
     until: Literal["converged"] | None = None
     max_seconds: float | None = None
+    capacity: int | None = None
 
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "exact"
@@ -162,6 +167,9 @@ class NUTS(Method):
         check_choice("mass_matrix", self.mass_matrix, ("auto", "diag", "dense"))
         check_optional(check_count, "trajectory", self.trajectory)
         check_choice("engine", self.engine, ("compiled", "pyro"))
+        check_optional(check_count, "capacity", self.capacity)
+        if self.capacity is not None and self.engine == "pyro":
+            raise ValueError("'capacity' is of compiled steps, engine='compiled': leave it out")
         check_number(
             "checkpoint_every",
             self.checkpoint_every,
@@ -385,6 +393,8 @@ class NUTS(Method):
     ) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
         density = problem.density
+        if self.capacity is not None:
+            density = padded(density, self.capacity, z)
         gradient, why = batched_gradient(density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))

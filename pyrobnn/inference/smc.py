@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.chains import RHAT_LIMIT, ess_of_families, rhat
-from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.checks import Refused, check_count, check_number, check_optional
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.memory import require
 from pyrobnn.core.positions import evenly_spaced
@@ -43,6 +43,7 @@ from pyrobnn.inference.tempering import (
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.derived import prior_runs
 from pyrobnn.model.gradient import at_each
+from pyrobnn.model.padding import padded
 from pyrobnn.posterior import Posterior
 
 _BAR_STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
@@ -96,6 +97,7 @@ class SMC(Method):
         max_moves: paths of a particle at a temperature.
         compile: ``"auto"`` compiles the gradient where the forecast in ``meta["tier"]`` says that it costs less, as of
             short fits it does not; True and False are obeyed.
+        capacity: rows that the gradient has room for, as of NUTS: tables of 1 to ``capacity`` rows share one compile.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -144,6 +146,7 @@ class SMC(Method):
     max_leapfrogs: int = 64
     max_moves: int = 10
     compile: Compile = "auto"
+    capacity: int | None = None
 
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "exact"
@@ -172,6 +175,7 @@ class SMC(Method):
         )
         check_count("max_leapfrogs", self.max_leapfrogs)
         check_count("max_moves", self.max_moves)
+        check_optional(check_count, "capacity", self.capacity)
         # who does not ask for a number of draws gets the particles
         object.__setattr__(self, "default_draws", self.num_particles // self.num_islands)
 
@@ -269,8 +273,11 @@ class _Course:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config = self._config
         z = self._prior(config.num_particles, self._run.seed)
+        density = self._problem.density
+        if config.capacity is not None:
+            density = padded(density, config.capacity, z)
         self.compiled = batched(
-            evaluator(partial(parts, self._problem.density)),
+            evaluator(partial(parts, density)),
             z,
             config.compile,
             calls=_CALLS,

@@ -57,6 +57,7 @@ from pyrobnn.model.nodes import (
     is_replicated,
     is_subsample,
 )
+from pyrobnn.model.padding import Padding
 from pyrobnn.model.positive_definite import FromCholesky
 
 Program = Callable[..., Any]
@@ -173,6 +174,8 @@ class Density:
     states: Mapping[str, int] = MappingProxyType({})
     #: whether runs sum out the discrete sites, or draw them
     sums_out = False
+    #: of its own rows, where some are filled in
+    padding: Padding | None = None
     local: Mapping[str, str] = MappingProxyType({})
     #: the rows at which the program is run; None: all rows, or those that it draws
     rows: Rows | None = None
@@ -757,6 +760,8 @@ class Density:
     ) -> pyro.poutine.Trace:
         """The trace of one run of a program with the sites of this one."""
         none = contextlib.nullcontext()
+        # other data have no filled rows
+        padding = None if args else self.padding
         # plain numbers are made there
         device = none if self.device.type == "cpu" else self.device
         floating = (
@@ -785,11 +790,14 @@ class Density:
                 device,
                 idioms,
                 at_many_points(),
+                none if padding is None else padding.told(),
             ):
                 trace = pyro.poutine.trace(program).get_trace(*(args or self.args))
             if followed is not None:
                 statements = [n for n in trace.param_nodes if is_param_statement(trace.nodes[n])]
                 refuse_unfollowed(statements, followed, "model")
+            if padding is not None:
+                padding.weigh(trace.nodes)
             return trace
 
     def plates(self) -> contextlib.AbstractContextManager[None]:

@@ -19,6 +19,7 @@ ARRAYS = re.compile(r"\b(Tensor|ndarray|DataArray|xr\.Dataset|Dataset|Standardiz
 #: modules that import the library of an extra
 OF_EXTRAS = {
     "pyrobnn.botorch": "botorch",
+    "pyrobnn.bridges.botorch_fully_bayesian": "botorch",
     "pyrobnn.bridges.botorch_model": "botorch",
     "pyrobnn.mlflow": "mlflow",
     "pyrobnn.bridges.mlflow_flavour": "mlflow",
