@@ -148,6 +148,7 @@ class Method(abc.ABC):
         deterministic: whether the net must be one function: layers in training mode are then refused.
         trains: whether layers in training mode are trained so, batch-norm layers with the statistics of each batch and
             dropout as noise, and held to one function afterwards.
+        shares_rows: whether the ranks of :func:`pyrobnn.distributed.fit_on_ranks` can share the rows of one fit.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
@@ -161,6 +162,7 @@ class Method(abc.ABC):
     gathers: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."

@@ -38,6 +38,7 @@ from pyrobnn.inference.fitting.program import (
 from pyrobnn.inference.fitting.provenance import Recorded
 from pyrobnn.inference.fitting.provenance import settings as settings
 from pyrobnn.inference.fitting.provenance import version_of as version_of
+from pyrobnn.inference.fitting.shares import SharedLoader, Shares
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.density import Program
@@ -65,7 +66,8 @@ class Problem:
 
     ``x`` and ``y`` are the whole data set, of a streamed ``loader`` (else None) the first batch; ``density`` is over
     the whole data set; ``epoch``: what a pass of the loader gave, kept of gathered data too; ``stream`` is it only
-    while a loader is read; ``notes`` on the data are kept by the posterior.
+    while a loader is read; ``notes`` on the data are kept by the posterior; ``shares``, where its batches are those of
+    one of several ranks.
     """
 
     model: BNN | Program
@@ -77,6 +79,7 @@ class Problem:
     loader: DataLoader | None = None
     epoch: batches.Epoch | None = None
     notes: list[str | Finding] = field(default_factory=list)
+    shares: Shares | None = None
 
     @property
     def is_bnn(self) -> bool:
@@ -108,6 +111,29 @@ class Problem:
         """The checked batches of one pass through the loader."""
         return (
             batches.checked(self.bnn, x, y, self.device, self.loader) for x, y in self.loader or ()
+        )
+
+    def of_share(self, seed: int, *, own_noise: bool = True) -> Problem:
+        """The problem as this rank's share of every batch has it, by the mean over ranks; itself without ranks.
+
+        ``seed`` is that of the fit; ``own_noise``: what its density draws, it draws for the rows of a batch.
+        """
+        if not isinstance(self.loader, SharedLoader):
+            return self
+        ranks = self.loader.ranks
+        shares = Shares(
+            ranks,
+            seed,
+            self.device,
+            own_noise=own_noise,
+        )
+        density = self.density.with_programs(
+            partial(batches.share_of_program, num_ranks=ranks.count)
+        )
+        return dataclasses.replace(
+            self,
+            density=density,
+            shares=shares,
         )
 
     def held_trunk(self, points: Points) -> Split | None:
