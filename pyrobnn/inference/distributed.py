@@ -21,11 +21,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, check_count
-from pyrobnn.inference.fitting.problem import Callback
+from pyrobnn.core.findings import Finding
+from pyrobnn.core.workers import executor_of, outcomes, said
+from pyrobnn.inference.fitting.problem import Callback, posterior_with_notes
 from pyrobnn.inference.fitting.shares import Ranks, gives_shares, shared_loader
 from pyrobnn.inference.method import METHODS
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.joined import joined_meta
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import Method
@@ -186,7 +189,7 @@ def fit_on_ranks(
         return dataclasses.replace(posterior, meta=posterior.meta | facts)
     fits: list[Any] = [None] * ranks.count
     dist.all_gather_object(fits, _shown(posterior))
-    return _joined(method, posterior, fits, seed)
+    return _joined(method, posterior, dict(enumerate(fits)), seed)
 
 
 def _fit_to_shares(
@@ -228,7 +231,7 @@ def fit_on_workers(
     x: Any = None,
     y: Any = None,
     *,
-    workers: Executor,
+    workers: Executor | int,
     num_jobs: int,
     num_draws: int = 1000,
     seed: int = 0,
@@ -242,12 +245,20 @@ def fit_on_workers(
 
     Args:
         method, model, x, y, num_draws, seed, init, checkpoint: as in :func:`fit_on_ranks`.
-        workers: any executor; of a Dask cluster ``distributed.Client("tcp://host:8786").get_executor(pure=False)``.
-            Jobs in threads of one process run one after another: start Dask's workers with ``--nthreads 1``.
+        workers: how many processes of this machine, each with a job at a time in a new process, so that one that dies
+            takes no other along; or any executor, of a Dask cluster
+            ``distributed.Client("tcp://host:8786").get_executor(pure=False)``. Jobs in threads of one process run one
+            after another: start Dask's workers with ``--nthreads 1``. Processes begin by importing the program: keep
+            the call under ``if __name__ == "__main__":``.
         num_jobs: how many fits.
+
+    Returns:
+        The posterior of the jobs that ended: one whose worker died, or whose fit failed, is left out, and
+        ``meta["findings"]`` has its number and the reason under ``"lost_jobs"``.
 
     Raises:
         TypeError: a method without chains or members.
+        Exception: where every job was lost, what the first of them raised; wrong arguments at once.
 
     Example:
         >>> import pyrobnn as pb
@@ -263,10 +274,29 @@ def fit_on_workers(
     """
     check_count("num_jobs", num_jobs)
     job = partial(_Job(method, model, x, y, num_draws, seed, init, checkpoint), num_jobs)
-    posteriors = list(workers.map(job, range(num_jobs)))
+    posteriors: dict[int, Posterior] = {}
+    lost: dict[int, BaseException] = {}
+    with executor_of(workers) as executor:
+        for number, outcome in outcomes(executor, job, range(num_jobs)):
+            if isinstance(outcome, Posterior):
+                posteriors[number] = outcome
+            elif isinstance(outcome, (TypeError, ValueError, NotImplementedError)):
+                raise outcome  # of the arguments, which are those of all jobs
+            else:
+                lost[number] = outcome
+    if not posteriors:
+        raise lost[0]
+    first = next(iter(posteriors.values()))
     if num_jobs == 1:
-        return posteriors[0]
-    return _joined(method, posteriors[0], [*map(_shown, posteriors)], seed)
+        return first
+    shown = {number: _shown(posterior) for number, posterior in posteriors.items()}
+    whole = _joined(method, first, shown, seed)
+    if not lost:
+        return whole
+    reasons = {str(number): said(error) for number, error in lost.items()}
+    return posterior_with_notes(
+        whole, [Finding("lost_jobs", {"reasons": reasons, "num_jobs": num_jobs})]
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -332,11 +362,11 @@ def _shown(posterior: Posterior) -> _Shown:
 def _joined(
     method: Method,
     posterior: Posterior,
-    fits: Sequence[_Shown],
+    fits: Mapping[int, _Shown],
     seed: int,
 ) -> Posterior:
     """The chains or members of all fits in one posterior, in the order of their ranks."""
-    draws, stats, _ = zip(*fits, strict=True)
+    draws, stats, metas = zip(*fits.values(), strict=True)
     dim = _along(method)
     return dataclasses.replace(
         posterior,
@@ -345,7 +375,7 @@ def _joined(
         meta={
             **posterior.meta,
             "seed": seed,
-            **_joined_meta(fits, "members" if dim else "chains"),
+            **joined_meta(dict(zip(fits, metas, strict=True)), dim),
         },
     )
 
@@ -358,26 +388,6 @@ def _concatenated(
     for name, values in example.items():
         joined[name] = torch.cat([fit[name] for fit in fits], dim).to(values)
     return joined
-
-
-def _joined_meta(fits: Sequence[_Shown], shared: str) -> dict[str, Any]:
-    """Entries of ``meta`` for all fits: the longest timings, and everybody's warnings and findings."""
-    metas = [meta for _, _, meta in fits]
-    timings = {}
-    for name in metas[0]["timings"]:
-        timings[name] = max(meta["timings"].get(name, 0.0) for meta in metas)
-    warnings = []
-    findings = []
-    for rank, meta in enumerate(metas):
-        warnings += [f"rank {rank}: {warning}" for warning in meta["warnings"]]
-        findings += meta["findings"]
-    return {
-        "shared": shared,
-        "num_ranks": len(metas),
-        "timings": timings,
-        "warnings": warnings,
-        "findings": findings,
-    }
 
 
 def _own_gpu() -> str:
