@@ -157,8 +157,10 @@ def fit_on_ranks(
     if device is None and ranks.active and dist.get_backend() == "nccl":
         device = _own_gpu()
     shown: dict[str, Any] = {}
-    if ranks.rank == 0:
-        shown = {"callbacks": callbacks, "progress": progress}
+    if ranks.rank == 0 and callbacks:
+        shown["callbacks"] = callbacks
+    if ranks.rank == 0 and progress:
+        shown["progress"] = progress
     if gives_shares(x) and (method.shares_rows or ranks.count > 1):
         return _fit_to_shares(
             method,

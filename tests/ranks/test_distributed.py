@@ -198,7 +198,7 @@ def test_a_killed_worker_loses_nothing(engine, tmp_path):
     assert torch.equal(found.draws["net.weight"], undisturbed())
 
 
-# -- jobs that are lost -------------------------------------------------------------------------------------------------
+# -- jobs that are lost -----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +256,7 @@ def test_wrong_arguments_and_the_loss_of_all_jobs_are_raised():
         distributed.fit_on_workers(METHOD, model, x, y, workers="two", num_jobs=2)
 
 
-# -- files of ranks that are not gathered -------------------------------------------------------------------------------
+# -- files of ranks that are not gathered -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
