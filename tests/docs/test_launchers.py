@@ -42,8 +42,6 @@ def command(block: str) -> list[str]:
     words = block.split("\n")[0].removeprefix("# ").split()
     if words[0] == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", *words[1:]]
-    if words[0] == "accelerate":
-        return [sys.executable, "-m", "accelerate.commands.launch", *words[2:]]
     return [sys.executable, *words[words.index("python") + 1 :]]
 
 
