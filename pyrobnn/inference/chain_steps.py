@@ -239,7 +239,7 @@ class ChainStep:
         settings = [epsilon, second_weight, self.config.temperature]
         self.control.copy_(torch.tensor(settings, dtype=torch.float64))
         # made anew at every step, used where this shape is not compiled yet
-        slopes = _slopes(self.problem, batch.per_chain)
+        slopes: Callable[..., Any] = _slopes(self.problem, batch.per_chain)
         present = (state.z, state.v, state.second, state.heat)
         data = (batch.rows, *batch.tensors)
         shares = self.problem.shares
