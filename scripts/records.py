@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -163,11 +164,14 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Run a function on every task whose ``key`` no record in the file has yet, by so many processes of one thread."""
+    """Run a function on every task whose ``key`` no record in the file has yet.
+
+    ``jobs``: so many processes of one thread, or an executor, such as that of a cluster's client.
+    """
 
     path: str | Path
     key: Callable[[Record], Hashable]
-    jobs: int = 1
+    jobs: int | Executor = 1
 
     def pending(self, tasks: Sequence[Record]) -> list[Record]:
         """The tasks, in their order and once each, that have no record yet."""
@@ -189,22 +193,28 @@ class Sweep:
             thread_local=False,
         ):
             pending = self.pending(tasks)
-            if self.jobs == 1:
-                outcomes = (_attempt(function, task) for task in pending)
+            if isinstance(self.jobs, int):
+                outcomes = self._here(self.jobs, function, pending)
             else:
-                outcomes = self._parallel(function, pending)
+                outcomes = _on_workers(self.jobs, function, pending)
             for task, outcome in outcomes:
                 if not isinstance(outcome, Exception):
                     append_record(self.path, outcome)
                 yield task, outcome
 
-    def _parallel(
-        self, function: Callable[[Record], Record], tasks: Sequence[Record]
+    def _here(
+        self,
+        jobs: int,
+        function: Callable[[Record], Record],
+        tasks: Sequence[Record],
     ) -> Iterator[tuple[Record, Record | Exception]]:
+        if jobs == 1:
+            yield from (_attempt(function, task) for task in tasks)
+            return
         calls = (joblib.delayed(_attempt)(function, task) for task in tasks)
         with joblib.parallel_config(
             backend="loky",
-            n_jobs=self.jobs,
+            n_jobs=jobs,
             inner_max_num_threads=1,
         ):
             parallel = joblib.Parallel(
@@ -213,6 +223,20 @@ class Sweep:
                 pre_dispatch="all",
             )
             yield from parallel(calls)
+
+
+def _on_workers(
+    workers: Executor,
+    function: Callable[[Record], Record],
+    tasks: Sequence[Record],
+) -> Iterator[tuple[Record, Record | Exception]]:
+    """Each task with its record, or why there is none, as it is finished; a worker that dies loses its own."""
+    futures = {workers.submit(_attempt, function, task): task for task in tasks}
+    for future in as_completed(futures):
+        try:
+            yield future.result()
+        except Exception as error:  # the worker died
+            yield futures[future], error
 
 
 def _attempt(

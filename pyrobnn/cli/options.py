@@ -43,7 +43,7 @@ _SHARED = {"model", "x", "y", "seed", "init", "device", "checkpoint", "callbacks
 _LABEL = re.compile(r"[^\W\d_][\w-]*")
 #: what a file does not say: it is of one call; and what the numbers do not rest on
 _OF_ONE_CALL = ("help", "config", "methods", "resume")
-_NOT_KEPT = ("out", "no_progress", "refine")
+_NOT_KEPT = ("out", "no_progress", "refine", "workers")
 _HELP = {"-h", "--help"}
 _RESPONSE: Any = Literal[tuple(RESPONSES)]
 #: the options of a study: type, default, help; those of the model are arguments of `make_study`
@@ -60,6 +60,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
             None,
             "seconds in which each method without chains is then brought to the posterior",
         ),
+        "workers": (int, None, "processes in which methods are fitted side by side, without bars"),
         "quick": (bool, False, "fewer steps and draws, 500 rows at most: a minute"),
         "seed": (int, 0, "seed of everything random"),
         "device": (str, None, "where to compute: cpu or cuda [cpu]"),

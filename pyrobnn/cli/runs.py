@@ -133,6 +133,7 @@ def _run(
         attributes=attributes,
         resume=options.resume,
         refine=options.refine,
+        workers=options.workers,
     )
     try:
         for name, result in runs:

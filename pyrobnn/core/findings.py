@@ -76,6 +76,14 @@ def as_json(reports: Iterable[Finding | str]) -> list[dict[str, Any]]:
     return [{"code": finding.code, **finding.values} for finding in coded]
 
 
+def _lost_jobs(reasons: Mapping[str, str], num_jobs: int) -> str:
+    lines = "; ".join(f"job {number}: {reason}" for number, reason in reasons.items())
+    return (
+        f"{len(reasons)} of {num_jobs} jobs were lost, and the posterior is of the others ({lines}). Run them again "
+        "with the same checkpoint, or more jobs"
+    )
+
+
 def _search_unfinished(
     steps: int = 0,
     gain: float | None = None,
@@ -383,6 +391,7 @@ DRAWS: _Sentences = {
     "modes_unsettled": _modes_unsettled,
     "far_update": _far_update,
     "wrong_gradient": _wrong_gradient,
+    "lost_jobs": _lost_jobs,
     "worse_mean": (
         "the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; use a "
         "smaller lr than {lr:g}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.batches import Batches, PermutedRows, same
 from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.fitting.shares import Shares, across
 from pyrobnn.model import Density
 from pyrobnn.model.compile import Compiled, compiled
 from pyrobnn.model.gradient import at_each
@@ -105,17 +106,21 @@ def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> 
 
 
 class LogJoint(NamedTuple):
-    """The log joint of a batch as a function of (z, rows), the rows, and which of their dimensions is the chain's."""
+    """The log joint of a batch as a function of (z, rows), the rows, and which of their dimensions is the chain's.
+
+    ``shares``, of a rank's part of a batch: what is computed from it counts by its mean over the ranks.
+    """
 
     function: Callable[[Tensor, Tensor], Tensor]
     rows: Tensor
     chain_dim: int | None
+    shares: Shares | None
 
 
 def batch_log_joint(problem: Problem, batch: Batch) -> LogJoint:
     """The log joint of a batch, for every chain."""
     log_joint = _batch_function(problem.density.subsampled(), batch.tensors, batch.per_chain)
-    return LogJoint(log_joint, batch.rows, 0 if batch.per_chain else None)
+    return LogJoint(log_joint, batch.rows, 0 if batch.per_chain else None, problem.shares)
 
 
 def _batch_function(
@@ -140,20 +145,36 @@ def metric_of(second: Tensor) -> Tensor:
     return (log - log.mean()).clamp(-math.log(1e3), math.log(1e3)).exp()
 
 
+def _slopes(problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    r"""(z, rows, \*data) → gradients (chain, dim) and values (chain,) of the log joint of a batch."""
+    density = problem.density.subsampled()
+    # each chain draws a subsample of its own
+    randomness = "error" if density.stochastic is None else "different"
+
+    def slopes(z: Tensor, rows: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+        slope = torch.func.grad_and_value(_batch_function(density, data, per_chain))
+        rows_dim = 0 if per_chain else None
+        chain_slopes = torch.func.vmap(
+            slope,
+            in_dims=(0, rows_dim),
+            randomness=randomness,
+        )
+        return chain_slopes(z, rows)
+
+    return slopes
+
+
 def _transition(
     config: _StochasticGradientMCMC,
     problem: Problem,
-    per_chain: bool,
+    slopes: Callable[..., tuple[Tensor, Tensor]],
 ) -> Callable[..., tuple[Tensor, ...]]:
-    r"""One step of all chains.
+    r"""One step of all chains, by ``slopes`` as of :func:`_slopes`.
 
     (z, v, second, heat, control, rows, \*data) → the first four after it, log joint of the batch, energy less the heat.
     """
-    density = problem.density.subsampled()
     num_data = problem.num_rows
     precondition = config.preconditioner is not None
-    # each chain draws a subsample of its own
-    randomness = "error" if density.stochastic is None else "different"
 
     def step(
         z: Tensor,
@@ -167,14 +188,7 @@ def _transition(
         epsilon, second_weight, temperature = control.unbind()
         metric = metric_of(second) if precondition else torch.ones_like(second)
         setting = Setting(epsilon, temperature, metric)
-        slope = torch.func.grad_and_value(_batch_function(density, data, per_chain))
-        rows_dim = 0 if per_chain else None
-        chain_slopes = torch.func.vmap(
-            slope,
-            in_dims=(0, rows_dim),
-            randomness=randomness,
-        )
-        moved = config.move(z, v, lambda point: chain_slopes(point, rows), setting)
+        moved = config.move(z, v, lambda point: slopes(point, rows, *data), setting)
         if precondition:
             squares = (moved.gradient / num_data).square().mean(0)
             second = torch.lerp(second, squares, second_weight)
@@ -226,14 +240,33 @@ class ChainStep:
         settings = [epsilon, second_weight, self.config.temperature]
         self.control.copy_(torch.tensor(settings, dtype=torch.float64))
         # made anew at every step, used where this shape is not compiled yet
-        step = _transition(self.config, self.problem, batch.per_chain)
+        slopes: Callable[..., Any] = _slopes(self.problem, batch.per_chain)
         present = (state.z, state.v, state.second, state.heat)
-        arguments = (*present, self.control, batch.rows, *batch.tensors)
+        data = (batch.rows, *batch.tensors)
+        shares = self.problem.shares
+        step: Callable[..., tuple[Tensor, ...]]
+        if shares is None:
+            step = _transition(self.config, self.problem, slopes)
+            step = self._kernel(step, batch, (*present, self.control, *data))
+        else:
+            slopes = across(shares, self._kernel(slopes, batch, (state.z, *data)))
+            step = _transition(self.config, self.problem, slopes)
+        with torch.no_grad():
+            *after, lp, energy = step(*present, self.control, *data)
+        return Stepped(State(state.step + 1, *after), lp, energy)
+
+    def _kernel(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        batch: Batch,
+        arguments: tuple[Tensor, ...],
+    ) -> Callable[..., Any]:
+        """The function compiled for batches of this shape, once."""
         key = tuple(value.shape for value in batch.tensors)
         if key not in self.kernels:
             name = f"the {type(self.config).__name__} step"
             self.kernels[key] = compiled(
-                step,
+                function,
                 *arguments,
                 enabled=self.config.compile,
                 calls=self.num_steps,
@@ -241,8 +274,7 @@ class ChainStep:
                 say=self.announce,
             )
             self.seconds += self.kernels[key].seconds
-        *after, lp, energy = self.kernels[key](*arguments)
-        return Stepped(State(state.step + 1, *after), lp, energy)
+        return self.kernels[key]
 
 
 @torch.no_grad()

@@ -18,10 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import check_count
+from pyrobnn.core.checks import Refused, check_count
+from pyrobnn.core.findings import Finding
+from pyrobnn.core.workers import executor_of, outcomes, said
+from pyrobnn.inference.fitting.problem import Callback, posterior_with_notes
+from pyrobnn.inference.fitting.shares import Ranks, gives_shares, shared_loader
+from pyrobnn.inference.method import METHODS
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.joined import joined_meta
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import Method
@@ -93,24 +100,50 @@ def fit_on_ranks(
     init: Posterior | nn.Module | None = None,
     device: str | torch.device | None = None,
     checkpoint: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    gather: bool = True,
 ) -> Posterior:
-    """Run chains, or the members of an ensemble, on every rank and gather them all.
+    r"""Share a fit over the ranks of the process group that there is: the rows of a loader, or else chains and members.
 
-    Each rank runs ``method.num_chains`` of them with its own seed and adapts alone: its draws depend on its number.
+    *Rows*, where ``x`` is a DataLoader with torch's ``DistributedSampler``: all ranks make the steps that one process
+    makes whose batches are the unions of the ranks' batches, up to rounding, with the same random numbers of weights.
+    Gradients are averaged by ``torch.distributed.all_reduce``; parameters are compared at every look and are the same
+    bit for bit. The rows that the sampler repeats to give all ranks as many are left out, and the order of an epoch
+    follows its number, as ``set_epoch`` makes it. What follows a training, such as an ELBO, is computed from all rows
+    on every rank. Batch-norm layers in training mode see a rank's part of the batch; dropout and what a data set draws
+    at random differ from rank to rank.
+
+    *Chains, or members of an ensemble*, of any other data: each rank runs ``method.num_chains`` of them with its own
+    seed and adapts alone, so that its draws depend on its number.
 
     Args:
-        method: :class:`pyrobnn.NUTS`, ``SGLD``, ``SGHMC`` or ``DeepEnsemble``.
-        model, x, y, num_draws, init: as for ``method.fit``; an ensemble has one draw a member.
-        seed: of the whole run, from which every rank derives its own.
+        method: rows are shared by :class:`pyrobnn.MLE`, ``MAP``, ``DeepEnsemble``, ``MCDropout``, ``SVI``, ``SWA``,
+            ``SWAG``, ``SGLD`` and ``SGHMC``; chains of ``NUTS``, ``SGLD`` and ``SGHMC``, members of ``DeepEnsemble``.
+        model, x, y, init: as for ``method.fit``. Where rows are shared the net begins alike on every rank.
+        num_draws: of each chain; an ensemble has one draw a member.
+        seed: of the whole run, from which every rank derives its own where chains or members are shared.
         device: where this rank computes; default GPU number ``LOCAL_RANK`` under NCCL, else where ``x`` is.
-        checkpoint: a file to whose name every rank adds its number. Ranks that ``torchrun --max-restarts``
-            starts again go on from there, to the same draws; several machines need a disk that all of them see.
+        checkpoint: a file, to whose name every rank adds its number where chains or members are shared; of rows rank
+            0 writes one for all. Ranks that ``torchrun --max-restarts`` starts again go on from there, to the same
+            draws; several machines need a disk that all of them see.
+        callbacks, progress: as for ``method.fit``, on rank 0 alone. A callback that stops rank 0 stops all where rows
+            are shared, else the chains of rank 0.
+        gather: False leaves every rank with the chains or members that it ran; each saves them to a file of its own,
+            and ``Posterior.load([paths], model)`` joins the files.
 
     Returns:
-        On every rank the same posterior: (ranks · num_chains, num_draws, …) or (1, ranks · num_members, …).
+        On every rank the same posterior: of shared rows that of the one fit, else (ranks · num_chains, num_draws, …) or
+        (1, ranks · num_members, …); without ``gather`` those of the rank. ``meta["shared"]`` is ``"rows"``,
+        ``"chains"`` or ``"members"``, and ``meta["num_ranks"]`` how many ranks there were.
 
     Raises:
         TypeError: a method without chains or members.
+        Refused: rows that a method cannot share, or shares of another process group.
+        ValueError: nets or loaders that differ from rank to rank.
+        RuntimeError: parameters that differ from rank to rank on the way.
+
+    References: `PyTorch Distributed (Li et al., 2020) <https://arxiv.org/abs/2006.15704>`_, of gradients by all-reduce.
 
     Example:
         Under ``torchrun --nproc_per_node 2 fit.py``::
@@ -120,18 +153,78 @@ def fit_on_ranks(
                 if rank == 0:
                     posterior.save("posterior.nc")
     """
-    active = dist.is_available() and dist.is_initialized()
-    rank = dist.get_rank() if active else 0
-    num_ranks = dist.get_world_size() if active else 1
-    if device is None and active and dist.get_backend() == "nccl":
+    ranks = Ranks()
+    if device is None and ranks.active and dist.get_backend() == "nccl":
         device = _own_gpu()
+    shown: dict[str, Any] = {}
+    if ranks.rank == 0 and callbacks:
+        shown["callbacks"] = callbacks
+    if ranks.rank == 0 and progress:
+        shown["progress"] = progress
+    if gives_shares(x) and (method.shares_rows or ranks.count > 1):
+        return _fit_to_shares(
+            method,
+            model,
+            x,
+            y,
+            ranks,
+            num_draws,
+            {
+                "seed": seed,
+                "init": init,
+                "device": device,
+                "checkpoint": checkpoint,
+                **shown,
+            },
+        )
     job = _Job(method, model, x, y, num_draws, seed, init, checkpoint)
-    posterior = job(num_ranks, rank, device=device)
-    if num_ranks == 1:
+    posterior = job(ranks.count, ranks.rank, device=device, **shown)
+    if ranks.count == 1:
         return posterior
-    fits: list[Any] = [None] * num_ranks
+    if not gather:
+        facts = {
+            "shared": "chains" if _along(method) == 0 else "members",
+            "num_ranks": ranks.count,
+            "rank": ranks.rank,
+            "seed": seed,
+        }
+        return dataclasses.replace(posterior, meta=posterior.meta | facts)
+    fits: list[Any] = [None] * ranks.count
     dist.all_gather_object(fits, _shown(posterior))
-    return _joined(method, posterior, fits, seed)
+    return _joined(method, posterior, dict(enumerate(fits)), seed)
+
+
+def _fit_to_shares(
+    method: Method,
+    model: BNN | Program,
+    loader: DataLoader,
+    y: Any,
+    ranks: Ranks,
+    num_draws: int,
+    options: dict[str, Any],
+) -> Posterior:
+    """The fit of all ranks to the rows that the ranks' loaders share out; ``options`` of ``fit``."""
+    if not method.shares_rows:
+        sharing = [kind.cls.__name__ for kind in METHODS.values() if kind.cls.shares_rows]
+        raise Refused(
+            f"{type(method).__name__} cannot share rows over ranks, and the DataLoader gives each rank its share: use "
+            f"{', '.join(sharing)}, or pass a DataLoader that gives all rows on every rank, whose chains are shared"
+        )
+    whole = shared_loader(loader, ranks)
+    if isinstance(model, BNN):
+        weights = [*model.net.state_dict().values()]
+        if not ranks.agree([value for value in weights if isinstance(value, Tensor)]):
+            raise ValueError(
+                "the ranks begin with different nets: build the net alike on every rank, after torch.manual_seed(0), "
+                "or load the same weights"
+            )
+    if method.kind == "chains" or method.default_draws == 1000:
+        options["num_draws"] = num_draws
+    if options["init"] is None:
+        del options["init"]
+    posterior = method.fit(model, whole, y, **options)
+    meta = {"shared": "rows", "num_ranks": ranks.count}
+    return dataclasses.replace(posterior, meta=posterior.meta | meta)
 
 
 def fit_on_workers(
@@ -140,7 +233,7 @@ def fit_on_workers(
     x: Any = None,
     y: Any = None,
     *,
-    workers: Executor,
+    workers: Executor | int,
     num_jobs: int,
     num_draws: int = 1000,
     seed: int = 0,
@@ -154,12 +247,20 @@ def fit_on_workers(
 
     Args:
         method, model, x, y, num_draws, seed, init, checkpoint: as in :func:`fit_on_ranks`.
-        workers: any executor; of a Dask cluster ``distributed.Client("tcp://host:8786").get_executor(pure=False)``.
-            Jobs in threads of one process run one after another: start Dask's workers with ``--nthreads 1``.
+        workers: how many processes of this machine, each with a job at a time in a new process, so that one that dies
+            takes no other along; or any executor, of a Dask cluster
+            ``distributed.Client("tcp://host:8786").get_executor(pure=False)``. Jobs in threads of one process run one
+            after another: start Dask's workers with ``--nthreads 1``. Processes begin by importing the program: keep
+            the call under ``if __name__ == "__main__":``.
         num_jobs: how many fits.
+
+    Returns:
+        The posterior of the jobs that ended: one whose worker died, or whose fit failed, is left out, and
+        ``meta["findings"]`` has its number and the reason under ``"lost_jobs"``.
 
     Raises:
         TypeError: a method without chains or members.
+        Exception: where every job was lost, what the first of them raised; wrong arguments at once.
 
     Example:
         >>> import pyrobnn as pb
@@ -175,10 +276,29 @@ def fit_on_workers(
     """
     check_count("num_jobs", num_jobs)
     job = partial(_Job(method, model, x, y, num_draws, seed, init, checkpoint), num_jobs)
-    posteriors = list(workers.map(job, range(num_jobs)))
+    posteriors: dict[int, Posterior] = {}
+    lost: dict[int, BaseException] = {}
+    with executor_of(workers) as executor:
+        for number, outcome in outcomes(executor, job, range(num_jobs)):
+            if isinstance(outcome, Posterior):
+                posteriors[number] = outcome
+            elif isinstance(outcome, (TypeError, ValueError, NotImplementedError)):
+                raise outcome  # of the arguments, which are those of all jobs
+            else:
+                lost[number] = outcome
+    if not posteriors:
+        raise lost[0]
+    first = next(iter(posteriors.values()))
     if num_jobs == 1:
-        return posteriors[0]
-    return _joined(method, posteriors[0], [*map(_shown, posteriors)], seed)
+        return first
+    shown = {number: _shown(posterior) for number, posterior in posteriors.items()}
+    whole = _joined(method, first, shown, seed)
+    if not lost:
+        return whole
+    reasons = {str(number): said(error) for number, error in lost.items()}
+    return posterior_with_notes(
+        whole, [Finding("lost_jobs", {"reasons": reasons, "num_jobs": num_jobs})]
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,10 +325,9 @@ class _Job:
         self,
         ranks: int,
         rank: int,
-        device: str | torch.device | None = None,
+        **options: Any,
     ) -> Posterior:
-        """The fit of rank ``rank`` of ``ranks``."""
-        options: dict[str, Any] = {}
+        """The fit of rank ``rank`` of ``ranks``, with further ``options`` of ``fit``."""
         if self.init is not None:
             options["init"] = self.init
         if hasattr(self.method, "num_chains"):
@@ -220,7 +339,6 @@ class _Job:
             self.x,
             self.y,
             seed=self.seed * ranks + rank,
-            device=device,
             **options,
         )
 
@@ -246,11 +364,11 @@ def _shown(posterior: Posterior) -> _Shown:
 def _joined(
     method: Method,
     posterior: Posterior,
-    fits: Sequence[_Shown],
+    fits: Mapping[int, _Shown],
     seed: int,
 ) -> Posterior:
     """The chains or members of all fits in one posterior, in the order of their ranks."""
-    draws, stats, _ = zip(*fits, strict=True)
+    draws, stats, metas = zip(*fits.values(), strict=True)
     dim = _along(method)
     return dataclasses.replace(
         posterior,
@@ -259,7 +377,7 @@ def _joined(
         meta={
             **posterior.meta,
             "seed": seed,
-            **_joined_meta(fits),
+            **joined_meta(dict(zip(fits, metas, strict=True)), dim),
         },
     )
 
@@ -272,25 +390,6 @@ def _concatenated(
     for name, values in example.items():
         joined[name] = torch.cat([fit[name] for fit in fits], dim).to(values)
     return joined
-
-
-def _joined_meta(fits: Sequence[_Shown]) -> dict[str, Any]:
-    """Entries of ``meta`` for all fits: the longest timings, and everybody's warnings and findings."""
-    metas = [meta for _, _, meta in fits]
-    timings = {}
-    for name in metas[0]["timings"]:
-        timings[name] = max(meta["timings"].get(name, 0.0) for meta in metas)
-    warnings = []
-    findings = []
-    for rank, meta in enumerate(metas):
-        warnings += [f"rank {rank}: {warning}" for warning in meta["warnings"]]
-        findings += meta["findings"]
-    return {
-        "num_ranks": len(metas),
-        "timings": timings,
-        "warnings": warnings,
-        "findings": findings,
-    }
 
 
 def _own_gpu() -> str:

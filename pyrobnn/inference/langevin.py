@@ -34,6 +34,7 @@ from pyrobnn.inference.chain_steps import (
 from pyrobnn.inference.fitting.batches import Batches
 from pyrobnn.inference.fitting.checkpoints import Fields, Stage, fields_of
 from pyrobnn.inference.fitting.problem import Problem, snapshot
+from pyrobnn.inference.fitting.shares import across
 from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.posterior import Posterior
 
@@ -207,7 +208,7 @@ class StepSize:
                 in_dims=(0, log_joint.chain_dim),
                 randomness="different",
             )
-            gradient, value = chain_slopes(z, log_joint.rows)
+            gradient, value = across(log_joint.shares, chain_slopes)(z, log_joint.rows)
             whitened.append(metric_root * gradient)
             values.append(value)
         spread = float(torch.stack(values).double().std(0).max())
@@ -242,6 +243,7 @@ def _curvature(
         in_dims=(0, 0, log_joint.chain_dim),
         randomness="different",
     )
+    chain_products = across(log_joint.shares, chain_products)
     num_steps = 20 if start is None else 8
     products = power_iteration(
         lambda unit: metric_root * chain_products(z, metric_root * unit, log_joint.rows),
@@ -472,6 +474,10 @@ class _Walk:
                 present = functools.partial(self._snapshot, self.chains.z, seed)
                 metrics = {"loss": float(self.record.losses[-1]), "snapshot": present}
                 stop = watch.tell(self.chains.step, metrics)
+                shares = self.problem.shares
+                if shares is not None:
+                    shares.check_state(self.chains.z)
+                    stop = shares.ranks.from_first(stop)
                 if stop and self.chains.step < self.plan.num_steps:
                     watch.stopped = "callback"
                     return

@@ -150,6 +150,7 @@ class Method(abc.ABC):
         trains: whether layers in training mode are trained so, batch-norm layers with the statistics of each batch and
             dropout as noise, and held to one function afterwards.
         local_rows: whether a latent site may have a value for each row of a plate that draws a subsample.
+        shares_rows: whether the ranks of :func:`pyrobnn.distributed.fit_on_ranks` can share the rows of one fit.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
@@ -164,6 +165,7 @@ class Method(abc.ABC):
     deterministic: ClassVar[bool] = True
     trains: ClassVar[bool] = False
     local_rows: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."

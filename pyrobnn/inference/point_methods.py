@@ -47,6 +47,7 @@ class Trained(Method):
     claim: ClassVar[Claim] = "none"
     trains: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
+    shares_rows: ClassVar[bool] = True
     #: paths of each member that are followed together where that costs little
     max_paths: ClassVar[int] = MAX_PATHS
     #: whether ends of several paths are compared by their evidence, else by their log joint
@@ -120,7 +121,8 @@ class Trained(Method):
 
         Where the noise is free, along several paths.
         """
-        snapshot = snapshot or (lambda theta: self._posterior(problem, theta, run.seed))
+        snapshot = snapshot or partial(self._posterior, problem, seed=run.seed)
+        problem = problem.of_share(run.seed)
         noise = FreeNoise.of(problem) if ys is None and self._is_bounded(problem) else None
         if noise is None:
             return self._plain_search(problem, start, run, ys, snapshot)

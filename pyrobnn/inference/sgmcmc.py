@@ -50,6 +50,7 @@ class _StochasticGradientMCMC(Method):
     points: ClassVar[Literal["free", "held"]] = "held"
     trains: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
+    shares_rows: ClassVar[bool] = True
     has_momentum: ClassVar[bool]
     #: ε times the largest curvature that a chosen step size aims at; stable below 4
     share: ClassVar[float]
@@ -104,14 +105,15 @@ class _StochasticGradientMCMC(Method):
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
         check_batched(problem.density.subsampled(), type(self).__name__)
+        share = problem.of_share(run.seed)
         with seeded(run.seed, problem.device):
             begun = time.perf_counter()
             if run.init is None and self.init_steps and problem.is_bnn:
-                z = _find_modes(self, problem, run.stages)
+                z = _find_modes(self, share, run.stages)
             else:
                 z = start_chains(problem.model, problem.density, run.init, self.num_chains)
             searching = time.perf_counter() - begun
-            chains = run_chains(self, problem, z, run)
+            chains = run_chains(self, share, z, run)
         lp, stopped = _log_joint_on_all_data(problem, chains)
         notes = []
         if stopped == "interrupt":

@@ -168,6 +168,7 @@ class SVI(Method):
     trains: ClassVar[bool] = True
     local_rows: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
+    shares_rows: ClassVar[bool] = True
     remedy: ClassVar[str] = (
         "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
     )

@@ -30,6 +30,7 @@ from pyrobnn.inference.fitting.problem import (
     require_net,
     snapshot,
 )
+from pyrobnn.inference.fitting.shares import across
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.free_noise import FreeNoise
@@ -70,6 +71,7 @@ class _Averaged(Method):
     claim: ClassVar[Claim] = "none"
     deterministic: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
+    shares_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         Training(self.num_steps, 1.0 if self.lr is None else self.lr)  # its checks
@@ -396,6 +398,8 @@ class _SGD:
         self.method = method
         self.problem = problem
         self.run = run
+        # as the steps have it; after them the problem of all rows counts
+        self.share = problem.of_share(run.seed)
         check_batch_size(problem, method.batch_size)
         size = method.batch_size or max(1, min(32, problem.num_rows // 4))
         self.batch_size = size if problem.stream is None else None
@@ -420,7 +424,7 @@ class _SGD:
     def train(self) -> Result:
         """Run SGD; returns its record."""
         method = self.method
-        problem = self.problem
+        problem = self.share
         loss = _loss_per_datum(problem)
         batches = independent_batches(problem, self.batch_size)
         theta, seconds, self.path = self._start(loss, batches)
@@ -508,7 +512,8 @@ class _SGD:
         """Note it where SGD wandered out of the basin: around a mode, its mean is no worse than where it started."""
         samples = list(itertools.islice(batches, 64))
         mean = self.moments.mean.to(theta.dtype)
-        rises = [float(loss(mean, *batch) - loss(theta, *batch)) for batch in samples]
+        rise_of = across(batches.shares, lambda *batch: loss(mean, *batch) - loss(theta, *batch))
+        rises = [float(rise_of(*batch)) for batch in samples]
         rise = sum(rises) / len(samples)
         if not rise <= TOLERATED_RISE:
             self.problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
@@ -519,7 +524,7 @@ class _SGD:
         """Where SGD starts, the seconds that it took to get there, and by which path: ``init``, or near a mode."""
         method = self.method
         run = self.run
-        problem = self.problem
+        problem = self.share
         theta = problem.density.initial(start_values(problem.bnn, run.init), run.seed)
         if run.init is not None:
             return theta, 0.0, {}
@@ -555,7 +560,7 @@ class _SGD:
         name: str,
     ) -> Search:
         """The search for a mode where the noise is free."""
-        problem = self.problem
+        problem = self.share
         # a net whose batch-norm layers use the batch has no outputs row by row
         by_rows = problem.loader is None and not training_norms(problem.bnn)
         num_paths = num_together(problem, self.batch_size, 1, MAX_PATHS)

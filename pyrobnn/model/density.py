@@ -459,6 +459,13 @@ class Density:
         some.rows = Rows(numbers, sizes, row_axes)
         return some
 
+    def with_programs(self, change: Callable[[Program], Program]) -> Density:
+        """The density with another program, and another of its training's noise, of the same sites and data."""
+        changed = running(self, change(self.program))
+        if self._noisy is not None:
+            changed._noisy = change(self._noisy)
+        return changed
+
     # -- flat vector ↔ sites ---------------------------------------------------------------------------------------
 
     @_in_its_floats

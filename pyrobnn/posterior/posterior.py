@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -760,7 +761,7 @@ class Posterior:
 
     @staticmethod
     def load(
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         model: BNN | Program,
         *,
         x: Tensor | None = None,
@@ -769,17 +770,27 @@ class Posterior:
         """Read what :meth:`save` wrote.
 
         Args:
-            path: the file.
+            path: the file; or a list of files, such as the ranks of ``fit_on_ranks(…, gather=False)`` have written,
+                whose chains, or independent draws, are joined in this order. Of several files the draws of a site are
+                read each time that somebody asks for them who does not have them any more, and there is no
+                ``approximation``, ``log_evidence`` or ``history``.
             model: what it was fitted with.
             x, y: the rows of the fit, which :meth:`update` and :meth:`remove` need, and the factors of a large
                 Gaussian are computed from; checked against a digest in the file.
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: truncated, foreign, or of another model; other rows than the fit's.
+            ValueError: truncated, foreign, or of another model; other rows than the fit's; files that do not join.
         """
-        from pyrobnn.posterior.storage import load
+        from pyrobnn.posterior.storage import load, load_joined
 
+        if not isinstance(path, (str, os.PathLike)):
+            return load_joined(
+                path,
+                model,
+                x=x,
+                y=y,
+            )
         return load(
             path,
             model,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import json
 import os
 import warnings
-from collections.abc import Container, Mapping
-from dataclasses import replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -24,8 +25,10 @@ from pyrobnn.posterior.approximation import (
     FAMILIES,
     RESTORERS,
     FlatApproximation,
+    SampleStats,
     is_stored_once,
 )
+from pyrobnn.posterior.joined import JoinedDraws, joined_meta, joining_dim
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.rows import Rows
 
@@ -223,6 +226,125 @@ def check_writable(folder: str | Path) -> None:
         ) from error
 
 
+@dataclass(frozen=True, eq=False)
+class _SiteOfFiles:
+    """The draws of a site in several files, joined along a dimension."""
+
+    paths: Sequence[Path]
+    group: str
+    site: str
+    dim: int
+    model: BNN | Program
+
+    def __call__(self) -> Tensor:
+        device = getattr(self.model, "device", torch.device("cpu"))
+        parts = []
+        for path in self.paths:
+            with opened(path) as tree:
+                parts.append(_read_site(tree, self.group, self.site, device))
+        if isinstance(self.model, BNN):
+            parts = [_for_outputs({self.site: part}, self.model)[self.site] for part in parts]
+        first = parts[0]
+        if all(is_stored_once(part) and torch.equal(part[0, 0], first[0, 0]) for part in parts):
+            shape = list(first.shape)
+            shape[self.dim] = sum(part.shape[self.dim] for part in parts)
+            return first[:1, :1].expand(shape)
+        return torch.cat(parts, self.dim)
+
+
+def _read_site(
+    tree: xr.DataTree,
+    group: str,
+    site: str,
+    device: torch.device,
+) -> Tensor:
+    """The values (chain, draw, …) of one site in an open file."""
+    for data in tree[group].data_vars.values():
+        if data.attrs.get("site", str(data.name)) == site:
+            return torch.from_numpy(np.array(data.values)).to(device)
+    shape = _num_draws(tree)
+    (value,) = (
+        data for data in tree[ONCE].data_vars.values() if data.attrs.get("site", data.name) == site
+    )
+    constant = torch.from_numpy(np.array(value.values)).to(device)
+    return constant.expand(*shape, *constant.shape)
+
+
+def _num_draws(tree: xr.DataTree) -> tuple[int, int]:
+    """Chains, and draws of each, in an open file."""
+    sizes = tree[POSTERIOR].sizes
+    return sizes["chain"], sizes["draw"]
+
+
+def _sites(tree: xr.DataTree) -> dict[str, Tensor]:
+    """Site → a tensor without values, of the shape (chain, draw, …) that an open file has of it."""
+    shape = _num_draws(tree)
+    sites = {}
+    for group, leading in ((POSTERIOR, ()), (ONCE, shape)):
+        for name, data in tree[group].data_vars.items() if group in tree.children else ():
+            site = data.attrs.get("site", str(name))
+            sites[site] = torch.empty((*leading, *data.shape), device="meta")
+    return sites
+
+
+def load_joined(
+    paths: Sequence[str | Path],
+    model: BNN | Program,
+    *,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+) -> Posterior:
+    """One posterior of the draws in several files; a site is read when it is asked for.
+
+    Arguments and errors as of :meth:`pyrobnn.Posterior.load`.
+    """
+    files = [Path(path) for path in paths]
+    if not files:
+        raise ValueError("'path' is an empty list: pass the files that the ranks wrote")
+    metas = {}
+    shapes = []
+    stats: set[str] = set()
+    device = getattr(model, "device", torch.device("cpu"))
+    rows: Rows | None = None
+    for number, path in enumerate(files):
+        with opened(path) as tree:
+            _check_format(repr(str(path)), tree)
+            metas[number] = json.loads(tree.attrs["meta"])
+            shapes.append(_sites(tree))
+            if number == 0:
+                rows = _rows(repr(str(path)), tree, model, device, x, y)
+            if SAMPLE_STATS in tree.children:
+                stats |= {str(name) for name in tree[SAMPLE_STATS].data_vars}
+        _check_sites(repr(str(path)), _as_model_has(shapes[-1], model), model)
+    dim = joining_dim(metas[0])
+    for path, shape, meta in zip(files, shapes, metas.values(), strict=True):
+        same = {name: value.shape[:dim] + value.shape[dim + 1 :] for name, value in shape.items()}
+        expected = {
+            name: value.shape[:dim] + value.shape[dim + 1 :] for name, value in shapes[0].items()
+        }
+        if same != expected or meta["method"] != metas[0]["method"]:
+            raise ValueError(
+                f"{str(path)!r} and {str(files[0])!r} do not join: they differ in the method, in their sites, or in "
+                "the number of draws of each chain"
+            )
+    sources = {site: _SiteOfFiles(files, POSTERIOR, site, dim, model) for site in shapes[0]}
+    stat_sources = {name: _SiteOfFiles(files, SAMPLE_STATS, name, dim, model) for name in stats}
+    draws: Any = JoinedDraws(sources)
+    seeds = [meta["seed"] for meta in metas.values()]
+    facts = {"seed": seeds[0] if len(set(seeds)) == 1 else seeds}
+    return Posterior(
+        model,
+        draws,
+        SampleStats({}, lambda: {name: source() for name, source in stat_sources.items()}),
+        meta=metas[0] | joined_meta(metas, dim) | facts,
+        rows=rows,
+    )
+
+
+def _as_model_has(draws: Mapping[str, Tensor], model: BNN | Program) -> dict[str, Tensor]:
+    return _for_outputs(draws, model) if isinstance(model, BNN) else dict(draws)
+
+
 def load(
     path: str | Path,
     model: BNN | Program,
@@ -362,13 +484,20 @@ def read(path: str | Path) -> xr.DataTree:
         FileNotFoundError: no such file.
         ValueError: not a netCDF file, or a damaged one.
     """
+    with opened(path) as tree:
+        tree.load()
+        return tree
+
+
+@contextlib.contextmanager
+def opened(path: str | Path) -> Iterator[xr.DataTree]:
+    """A DataTree whose values are read where they are asked for; errors as of :func:`read`."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist: check the path")
     try:
         with xr.open_datatree(path, engine=ENGINE) as tree:
-            tree.load()
-            return tree
+            yield tree
     except (OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{str(path)!r} is truncated or not a netCDF file ({reason})") from error

@@ -7,7 +7,8 @@ import json
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from xarray import DataTree
 
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.groups import OBSERVED_DATA
+from pyrobnn.core.workers import executor_of, outcomes
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.inference.fitting.checkpoints import fingerprint
@@ -39,6 +41,7 @@ def run_study(
     attributes: Mapping[str, Mapping[str, str]] | None = None,
     resume: bool = False,
     refine: float | None = None,
+    workers: Executor | int | None = None,
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
@@ -56,6 +59,8 @@ def run_study(
         resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
         refine: seconds, at most, that :meth:`pyrobnn.Posterior.refine` may take to bring each method that makes no
             chains to the posterior: a run of its own, under the method's name and ``_refined``.
+        workers: a number of processes, or an executor, that run the methods side by side, without bars; one that dies
+            loses its own method alone.
 
     Raises:
         ValueError: a bad seed, seconds that are not positive, or a folder that cannot be written to; before any fit.
@@ -72,45 +77,99 @@ def run_study(
     shared_arguments = {
         "seed": seed,
         "device": device,
-        "progress": progress,
+        "progress": progress and workers is None,
     }
-    points = f"{study.train.num_data} points of {study.train.name}"
-    for name, (method, arguments) in prepared.items():
-        if name in finished:
-            continue
-        announce(f"{name}: {type(method).__name__} on {points}")
+    run = _MethodRun(study, prepared, out, shared_arguments, marks, resume, refine)
+    names = [name for name in prepared if name not in finished]
+    if workers is not None:
+        yield from _run_on(workers, run, names, announce)
+        return
+    for name in names:
+        for run_name, result in run.results(name, announce):
+            yield run_name, result
+            if run_name == name and isinstance(result, DataTree) and _is_interrupted(result):
+                return
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MethodRun:
+    """The run of a method of a study; arguments of :func:`run_study`, and those that every ``fit`` has."""
+
+    study: Study
+    prepared: Prepared
+    out: Path
+    shared_arguments: dict[str, Any]
+    marks: Mapping[str, Mapping[str, str]]
+    resume: bool
+    refine: float | None
+
+    def __call__(self, name: str) -> tuple[list[tuple[str, DataTree | Exception]], list[str]]:
+        """The results of a method, and what is to be announced of it."""
+        texts: list[str] = []
+        return list(self.results(name, texts.append)), texts
+
+    def results(
+        self, name: str, announce: Callable[[str], None]
+    ) -> Iterator[tuple[str, DataTree | Exception]]:
+        """Name and tree, or why there is none, of a method, and of its draws once refined."""
+        study = self.study
+        out = self.out
+        method, arguments = self.prepared[name]
+        announce(
+            f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"
+        )
         try:
-            checkpoint = _checkpoint(method, out / f"{name}.checkpoint", resume)
+            checkpoint = _checkpoint(method, out / f"{name}.checkpoint", self.resume)
             posterior = _fitted(
-                name, method, study, announce, shared_arguments | arguments | checkpoint
+                name, method, study, announce, self.shared_arguments | arguments | checkpoint
             )
             tree = to_tree(posterior, study, name)
-            tree.attrs.update(marks[name])
+            tree.attrs.update(self.marks[name])
             write_atomically(tree, out / f"{name}.nc")
         except Exception as error:
             _announce_failure(name, error, out, announce)
             yield name, error
-            continue
+            return
         interrupted = posterior.meta["interrupted"]
         if checkpoint and not interrupted:
             checkpoint["checkpoint"].unlink(missing_ok=True)
         yield name, tree
-        if interrupted:
+        if self.refine is None or interrupted or posterior.meta["kind"] == "chains":
             return
-        if refine is not None and posterior.meta["kind"] != "chains":
-            announce(f"{name}{REFINED}: for {refine:g} seconds at most")
-            yield (
-                name + REFINED,
-                _refined(
-                    posterior,
-                    study,
-                    out / f"{name}{REFINED}.nc",
-                    refine,
-                    seed,
-                    marks[name],
-                    announce,
-                ),
-            )
+        announce(f"{name}{REFINED}: for {self.refine:g} seconds at most")
+        refined = _refined(
+            posterior,
+            study,
+            out / f"{name}{REFINED}.nc",
+            self.refine,
+            self.shared_arguments["seed"],
+            self.marks[name],
+            announce,
+        )
+        yield name + REFINED, refined
+
+
+def _run_on(
+    workers: Executor | int,
+    run: _MethodRun,
+    names: Sequence[str],
+    announce: Callable[[str], None],
+) -> Iterator[tuple[str, DataTree | Exception]]:
+    """The results of all methods, side by side on the workers, in their order."""
+    with executor_of(workers) as executor:
+        for name, outcome in outcomes(executor, run, names):
+            if isinstance(outcome, Exception):
+                _announce_failure(name, outcome, run.out, announce)
+                yield name, outcome
+                continue
+            results, texts = outcome
+            for text in texts:
+                announce(text)
+            yield from results
+
+
+def _is_interrupted(tree: DataTree) -> bool:
+    return bool(json.loads(tree.attrs["meta"])["interrupted"])
 
 
 #: behind the name of a method whose draws have been brought to the posterior

@@ -6,6 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, as_tensor, check_count, check_finite, check_type
+from pyrobnn.core.workers import executor_of, outcomes
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import FitRun, Method, check_method
@@ -98,6 +100,7 @@ def rehearse(
     worlds: Posterior | None = None,
     regions: Mapping[str, Tensor] | None = None,
     seed: int = 0,
+    workers: Executor | int | None = None,
 ) -> Rehearsal:
     r"""Whether a method's intervals hold what they promise on data like these: posterior simulation-based calibration.
 
@@ -122,6 +125,8 @@ def rehearse(
         regions: name → points (point, …) where intervals are judged; default ``"near data"``, ``"gap"`` (in one
             dimension the widest; else between neighbours) and ``"outside"``.
         seed: of worlds and fits.
+        workers: a number of processes, or an executor, that refit the worlds of a method that refits one after the
+            other, to the same result; those that are fitted in one search stay here.
 
     Caveat: a method that is blind to a part of the posterior draws its own worlds without that part, and may hold
     there what it promises: ``worlds`` of the result says whose they are. Worlds that the model excludes are not judged.
@@ -158,8 +163,14 @@ def rehearse(
     draws_per_fit = method.default_draws if num_draws is None else num_draws
     points = torch.cat([*points_by_region.values()])
     started = time.perf_counter()
-    refits = _refits(method, model, x, y, truths, draws_per_fit, seed + 1)
-    covered = [_covered(truths[i], refit, points, seed + i) for i, refit in enumerate(refits)]
+    doubled_x = torch.cat([x, x])
+    ys = _targets(model, y, x, truths, seed + 1)
+    if workers is not None and _refits_singly(method):
+        world = _World(method, model, doubled_x, ys, truths, draws_per_fit, points, seed)
+        covered = _covered_on(workers, world)
+    else:
+        refits = _refits(method, model, doubled_x, ys, draws_per_fit, seed + 1)
+        covered = [_covered(truths[i], refit, points, seed + i) for i, refit in enumerate(refits)]
     seconds = time.perf_counter() - started
     return Rehearsal(
         method=type(method).__name__,
@@ -263,41 +274,91 @@ def _truth_source(
     return first_fit
 
 
-def _refits(
-    method: Method,
+def _targets(
     model: BNN,
-    x: Tensor,
     y: Tensor,
+    x: Tensor,
     truths: list[Posterior],
-    num_draws: int,
     seed: int,
-) -> Iterator[Posterior]:
-    """The posterior of each world, given its rows and those observed: of all in one search where the method can."""
+) -> list[Tensor]:
+    """The observed targets and those of each world behind them, each (2 N, …)."""
     targets = model.likelihood.targets
-    doubled_x = torch.cat([x, x])
     y = y if targets.kind == "label" or y.dim() > 1 else y[:, None]
     ys = []
     for world, truth in enumerate(truths):
         simulated = targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0])
         ys.append(torch.cat([y, simulated.to(y)]))
+    return ys
+
+
+@dataclass(frozen=True, eq=False)
+class _World:
+    """The refit of a world by its number, as a worker does it: whether its intervals hold the truth."""
+
+    method: Method
+    model: BNN
+    x: Tensor
+    ys: Sequence[Tensor]
+    truths: Sequence[Posterior]
+    num_draws: int
+    points: Tensor
+    seed: int
+
+    def __call__(self, number: int) -> Covered:
+        with warnings.catch_warnings(action="ignore"):  # the first fit has said it
+            refit = self.method.fit(
+                self.model,
+                self.x,
+                self.ys[number],
+                num_draws=self.num_draws,
+                seed=self.seed + 1 + number,
+            )
+        return _covered(self.truths[number], refit, self.points, self.seed + number)
+
+
+def _covered_on(workers: Executor | int, world: _World) -> list[Covered]:
+    """What the intervals of each world hold, as the workers find it."""
+    covered = []
+    with executor_of(workers) as executor:
+        for _, outcome in outcomes(executor, world, range(len(world.ys))):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            covered.append(outcome)
+    return covered
+
+
+def _refits_singly(method: Method) -> bool:
+    """Whether every world has a fit of its own."""
+    return not (isinstance(method, NUTS) and method.num_warmup) and not _searches_together(method)
+
+
+def _refits(
+    method: Method,
+    model: BNN,
+    x: Tensor,
+    ys: list[Tensor],
+    num_draws: int,
+    seed: int,
+) -> Iterator[Posterior]:
+    """The posterior of each world, given its rows and those observed: of all in one search where the method can."""
     with warnings.catch_warnings(action="ignore"):  # the first fit has said it
         if isinstance(method, NUTS) and method.num_warmup:
             yield from fit_batch(
                 method,
                 model,
-                doubled_x,
+                x,
                 ys,
                 num_draws=num_draws,
                 seed=seed,
             )
         elif _searches_together(method):
-            yield from _common_search(method, model, doubled_x, ys, num_draws, seed)
+            yield from _common_search(method, model, x, ys, num_draws, seed)
         else:
             for world, targets_of_world in enumerate(ys):
                 options: dict[str, Any] = {"num_draws": num_draws, "seed": seed + world}
                 yield method.fit(
                     model,
-                    doubled_x,
+                    x,
                     targets_of_world,
                     **options,
                 )

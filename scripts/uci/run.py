@@ -17,6 +17,7 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -86,6 +87,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default=1,
         help="processes on this machine",
     )
+    add("--scheduler", help="address of a Dask scheduler, on whose --jobs workers the fits are run")
     add(
         "--budget",
         type=float,
@@ -127,7 +129,10 @@ def sweep(work: Sequence[Record], records: Sequence[Record], options: argparse.N
     """Run what has no record yet and fits into the budget; the number of failures."""
     if not work:
         return 0
-    runner = Sweep(options.results, key, options.jobs)
+    workers = options.jobs
+    if options.scheduler:
+        workers = import_module("distributed").Client(options.scheduler).get_executor(pure=False)
+    runner = Sweep(options.results, key, workers)
     chosen, left_out, seconds = within_budget(
         runner.pending(work), records, options.budget * options.jobs
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,11 +21,11 @@ from helpers import assert_mean_within, seeded
 from pyrobnn.inference import distributed
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.nuts import NUTS
-from pyrobnn.inference.point_methods import DeepEnsemble
+from pyrobnn.inference.point_methods import MAP, DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.likelihoods import HomoskedasticGaussian
 from pyrobnn.model import BNN
-from pyrobnn.posterior import Posterior
+from pyrobnn.posterior import Posterior, storage
 from pyrobnn.priors import IIDPrior
 
 ROOT = Path(__file__).parents[2]
@@ -194,6 +196,127 @@ def test_a_killed_worker_loses_nothing(engine, tmp_path):
     assert (tmp_path / "killed").exists()
     found = Posterior.load(tmp_path / "rank0.nc", problem()[0])
     assert torch.equal(found.draws["net.weight"], undisturbed())
+
+
+# -- jobs that are lost -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Mortal(SGHMC):
+    """SGHMC whose second job diverges, or kills its process."""
+
+    kills: bool = False
+
+    def _fit(self, problem, run):
+        if run.seed == 16 and self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if run.seed == 16:
+            raise FloatingPointError("a chain is no longer finite")
+        return super()._fit(problem, run)
+
+
+SHORT = {"num_chains": 2, "num_warmup": 20, "init_steps": 20, "step_size": 0.05, "compile": False}
+
+
+def lost(workers, **options):
+    model, x, y = problem()
+    method = Mortal(**SHORT, **options)
+    with pytest.warns(UserWarning, match="1 of 3 jobs were lost"):
+        found = distributed.fit_on_workers(
+            method, model, x, y, workers=workers, num_jobs=3, num_draws=4, seed=5
+        )
+    alone = [method.fit(model, x, y, seed=seed, num_draws=4) for seed in (15, 17)]
+    expected = torch.cat([posterior.draws["net.weight"] for posterior in alone])
+    assert torch.equal(found.draws["net.weight"], expected)
+    (finding,) = [entry for entry in found.meta["findings"] if entry["code"] == "lost_jobs"]
+    assert found.meta["num_ranks"] == 2
+    return finding["reasons"]
+
+
+def test_a_job_that_fails_loses_its_own_chains_alone():
+    with ThreadPoolExecutor(2) as workers:
+        reasons = lost(workers)
+    assert reasons == {"1": "FloatingPointError: a chain is no longer finite"}
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_loses_its_own_job_alone():
+    assert lost(2, kills=True) == {"1": "its process died"}
+
+
+def test_wrong_arguments_and_the_loss_of_all_jobs_are_raised():
+    model, x, y = problem()
+    with ThreadPoolExecutor(2) as workers:
+        fit = functools.partial(distributed.fit_on_workers, workers=workers, num_draws=4)
+        with pytest.raises(ValueError, match="'x'"):
+            fit(METHOD, model, x[:0], y[:0], num_jobs=2)
+        with pytest.raises(FloatingPointError):
+            fit(Mortal(**SHORT), model, x, y, num_jobs=1, seed=16)
+    with pytest.raises(TypeError, match="'workers' must be an executor"):
+        distributed.fit_on_workers(METHOD, model, x, y, workers="two", num_jobs=2)
+
+
+# -- files of ranks that are not gathered -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "along"),
+    [
+        (dataclasses.replace(METHOD, num_warmup=20, init_steps=20), 0),
+        (DeepEnsemble(num_members=2, num_steps=5, compile=False), 1),
+    ],
+)
+def test_files_of_ranks_are_read_as_one_posterior(method, along, tmp_path):
+    model, x, y = problem()
+    options = {"num_draws": 4} if along == 0 else {}
+    fits = [method.fit(model, x, y, seed=seed, **options) for seed in range(3)]
+    paths = [fit.save(tmp_path / f"{number}.nc") for number, fit in enumerate(fits)]
+    found = Posterior.load(paths, model, x=x, y=y)
+    for site in fits[0].draws:
+        expected = torch.cat([fit.draws[site] for fit in fits], along)
+        assert torch.equal(found.draws[site], expected)
+    assert (found.num_chains, found.num_draws) == expected.shape[:2]
+    assert found.meta["num_ranks"] == 3 and found.meta["seed"] == [0, 1, 2]
+    torch.testing.assert_close(
+        found.predict(x).mean, torch.stack([fit.predict(x).mean for fit in fits]).mean(0)
+    )
+    assert torch.equal(pickle.loads(pickle.dumps(found)).draws["net.weight"], expected)
+    assert torch.equal(found.thin(1).draws["net.weight"], expected[:, :1])
+    saved = Posterior.load(found.save(tmp_path / "all.nc"), model)
+    assert torch.equal(saved.draws["net.weight"], expected)
+
+
+def test_a_site_is_read_when_it_is_asked_for_and_let_go_again(tmp_path, monkeypatch):
+    model, x, y = problem()
+    fit = METHOD.fit(model, x, y, num_draws=4)
+    path = fit.save(tmp_path / "one.nc")
+    read = []
+    plain = storage._read_site
+    monkeypatch.setattr(
+        storage, "_read_site", lambda tree, *names: read.append(names[1]) or plain(tree, *names)
+    )
+    found = Posterior.load([path, path], model)
+    assert read == []
+    for _ in range(2):
+        assert found.num_draws == 4
+    assert read == ["net.weight", "net.weight"]
+
+
+def test_files_that_do_not_join_are_refused(tmp_path):
+    model, x, y = problem()
+    chains = METHOD.fit(model, x, y, num_draws=4).save(tmp_path / "chains.nc")
+    longer = METHOD.fit(model, x, y, num_draws=5).save(tmp_path / "longer.nc")
+    point = MAP(num_steps=5, compile=False).fit(model, x, y).save(tmp_path / "point.nc")
+    for paths, words in [
+        ([chains, longer], "do not join"),
+        ([chains, point], "do not join"),
+        ([point, point], "single points"),
+        ([], "empty list"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            Posterior.load(paths, model)
+    with pytest.raises(FileNotFoundError):
+        Posterior.load([chains, tmp_path / "none.nc"], model)
 
 
 # -- one process ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,14 @@ def test_only_what_is_slower_or_scores_less_is_worse():
     assert [each.partition(":")[0] for each in worse(record, 1e-3)] == [
         NUMBERS[name].label for name in ("svi step", "nuts ess")
     ]
+
+
+def test_an_executor_runs_a_sweep(tmp_path):
+    with ThreadPoolExecutor(2) as workers:
+        sweep = Sweep(tmp_path / "results.jsonl", key=number, jobs=workers)
+        outcomes = {
+            task["n"]: outcome
+            for task, outcome in sweep.run(fail_on_two, [line(n) for n in range(4)])
+        }
+    assert isinstance(outcomes[2], ValueError)
+    assert sorted(record["square"] for record in read_records(sweep.path)) == [0, 1, 9]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyro.distributions as dist
@@ -213,3 +214,12 @@ def test_a_search_that_stops_short_of_the_modes_condemns_no_laplace():
     )  # L-BFGS ends at the mode in the method's own fit
     found = pb.rehearse(short, model, x, y, num_worlds=20, num_draws=300, worlds=exact)
     assert found.ok, str(found)
+
+
+def test_workers_find_what_one_process_finds():
+    model, x, y = line()
+    arguments = {"num_worlds": 6, "num_draws": 50, "seed": 3}
+    here = pb.rehearse(Shrunk(), model, x, y, **arguments)
+    with ThreadPoolExecutor(2) as workers:
+        there = pb.rehearse(Shrunk(), model, x, y, workers=workers, **arguments)
+    assert there.coverage == here.coverage

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within
@@ -64,3 +66,22 @@ def test_an_approximation_is_refined_as_a_run_of_its_own(tmp_path):
     assert sentence.startswith("The function of map beside map_refined: at the data ")
     with pytest.raises(ValueError, match="'refine' must be"):
         next(run_study(study, prepared, tmp_path, refine=0.0))
+
+
+def test_workers_run_the_methods_of_a_study_side_by_side(tmp_path):
+    study = make_study(pb.data.sinusoid(num_data=30), hidden=[4])
+    methods = {
+        "map": pb.MAP(num_steps=20, compile=False),
+        "mle": pb.MLE(num_steps=20, compile=False),
+    }
+    prepared = {name: (method, {}) for name, method in methods.items()}
+    here = dict(run_study(study, prepared, tmp_path / "here", progress=False))
+    said: list[str] = []
+    with ThreadPoolExecutor(2) as workers:
+        there = dict(
+            run_study(study, prepared, tmp_path / "there", announce=said.append, workers=workers)
+        )
+    assert list(there) == list(here) and [text.split(":")[0] for text in said] == [*methods]
+    for name, tree in here.items():
+        assert tree["posterior"].equals(there[name]["posterior"])
+        assert (tmp_path / "there" / f"{name}.nc").exists()

@@ -25,6 +25,7 @@ from pyrobnn.inference.fitting.loaders import (
 )
 from pyrobnn.inference.fitting.loaders import read as read
 from pyrobnn.inference.fitting.loaders import survey as survey
+from pyrobnn.inference.fitting.shares import SharedLoader, Shares
 from pyrobnn.model import check_data
 
 if TYPE_CHECKING:
@@ -90,7 +91,12 @@ def check_batch_size(problem: Problem, batch_size: int | None) -> None:
 
 
 class Batches(Iterator[T], abc.ABC):
-    """Endless batches, which know where they are: what :meth:`state` gave, :meth:`restore` goes on from."""
+    """Endless batches, which know where they are: what :meth:`state` gave, :meth:`restore` goes on from.
+
+    Attributes: ``shares``, of batches that are a rank's: what is computed from them counts by its mean over the ranks.
+    """
+
+    shares: Shares | None = None
 
     def state(self) -> Any:
         """Where they are; None where every batch is drawn by itself."""
@@ -109,6 +115,7 @@ class _Mapped(Batches[S], Generic[T, S]):
     def __init__(self, batches: Batches[T], change: Callable[[T], S]) -> None:
         self._batches = batches
         self._change = change
+        self.shares = batches.shares
 
     def __next__(self) -> S:
         return self._change(next(self._batches))
@@ -303,9 +310,77 @@ class _Streamed(Batches[tuple[Tensor, ...]]):
         self._taken = state["taken"]
 
 
+class _ShareState(TypedDict):
+    """What a checkpoint has of a rank's batches: the epoch, its batches that were taken, and evaluations so far."""
+
+    epoch: int
+    taken: int
+    evaluations: int
+
+
+class _SharedStream(Batches[tuple[Tensor, ...]]):
+    """This rank's rows of the batches of a loader, epoch after epoch.
+
+    What an epoch brings depends on its number, the seed and the rank alone: the state is the same on all ranks.
+    """
+
+    def __init__(self, problem: Problem, loader: SharedLoader, shares: Shares) -> None:
+        self._problem = problem
+        self._loader = loader
+        self._given = shares
+        self.shares = shares
+        self._epoch = -1
+        self._taken = 0
+        self._batches: Iterator[tuple[Any, Any]] = iter(())
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        if self._epoch < 0 or self._taken == len(self._loader.union):
+            self._begin(self._epoch + 1)
+        batch = self._drawn()
+        problem = self._problem
+        return checked(problem.bnn, *batch, problem.device, problem.loader)
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._taken = 0
+        self._loader.order.set_epoch(epoch)
+        with self._given.noise("epoch", epoch):
+            self._batches = iter(self._loader.share)
+
+    def _drawn(self) -> tuple[Any, Any]:
+        """The next batch; what its data set draws at random is this rank's own."""
+        number = self._epoch * len(self._loader.union) + self._taken
+        self._taken += 1
+        with self._given.noise("batch", number):
+            return next(self._batches)
+
+    def state(self) -> _ShareState:
+        return {
+            "epoch": self._epoch,
+            "taken": self._taken,
+            "evaluations": self._given.evaluations,
+        }
+
+    def restore(self, state: _ShareState) -> None:
+        self._given.evaluations = state["evaluations"]
+        if state["epoch"] < 0:
+            return
+        self._begin(state["epoch"])
+        while self._taken < state["taken"]:
+            self._drawn()
+
+
+def share_of_program(program: Any, num_ranks: int) -> Callable[..., Any]:
+    """A program by :func:`scaled_program` of a loader, with its likelihood taken ``num_ranks`` times."""
+    (factor,) = program.args
+    return partial(program.func, num_ranks * factor)
+
+
 def mini_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tensor, ...]]:
     """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
     check_batch_size(problem, batch_size)
+    if problem.shares is not None and isinstance(problem.loader, SharedLoader):
+        return _SharedStream(problem, problem.loader, problem.shares)
     if problem.loader is not None:
         return _Streamed(problem)
     if batch_size is None or batch_size >= problem.num_rows:

@@ -29,6 +29,7 @@ from torch import Tensor
 from pyrobnn.core.seeding import random_state, seeded, set_random_state
 from pyrobnn.inference.fitting.interruption import DelayedInterrupt
 from pyrobnn.inference.fitting.problem import Problem, settings
+from pyrobnn.inference.fitting.shares import Ranks, SharedLoader
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun, Method
@@ -260,8 +261,9 @@ class _SavedStage(Stage):
         return self._interrupts.changing()
 
     def keep(self) -> None:
-        if self._termination.came:
+        if self._stages.ends(self._termination):
             self._write()
+            self._stages.wait()
             self._termination.deliver()
         elif self._stages.due():
             self._write()
@@ -277,6 +279,7 @@ class _SavedStage(Stage):
     def __enter__(self) -> Stage:
         self._interrupts.__enter__()
         self._termination.__enter__()
+        self._stages.listen(self._termination)
         return self
 
     def __exit__(
@@ -399,12 +402,28 @@ class _SavedStages(Stages):
 
     def _read(self) -> None:
         self._known = self.identity()
-        saved = read(self.path, self._known.digest)
+        saved = self._found(self._known)
         if saved is not None:
-            check_density(saved["density_level"], self._known.density_level)
             self._states = saved["stages"]
         self._last_written = time.monotonic()
         self._every = EVERY
+
+    def _found(self, known: _Identity) -> Any:
+        """What the file has; None without one, ValueError of another fit's."""
+        saved = read(self.path, known.digest)
+        if saved is not None:
+            check_density(saved["density_level"], known.density_level)
+        return saved
+
+    def listen(self, termination: _Termination) -> None:
+        """A loop begins, which this would end."""
+
+    def ends(self, termination: _Termination) -> bool:
+        """Whether the process is to end now."""
+        return termination.came
+
+    def wait(self) -> None:
+        """Before it ends: until the file is written."""
 
     def saved(self, number: int) -> dict[str, Any] | None:
         """What the file has of the loop of this number; None of one that had not begun."""
@@ -432,6 +451,38 @@ class _SavedStages(Stages):
         self._every = max(EVERY, (self._last_written - begun) / _SHARE)
 
 
+@dataclass(eq=False)
+class _RankStages(_SavedStages):
+    """The loops of a fit on several ranks, which are alike on all: rank 0 writes the file and reads it for all.
+
+    Where one rank is asked to end, all do so after the same step.
+    """
+
+    ranks: Ranks = field(kw_only=True)
+
+    def _found(self, known: _Identity) -> Any:
+        saved: Any = None
+        if self.ranks.rank == 0:
+            try:
+                saved = super()._found(known)
+            except ValueError as error:  # it is raised on every rank
+                saved = error
+        return self.ranks.from_first(saved)
+
+    def listen(self, termination: _Termination) -> None:
+        self.ranks.asked_to_end = lambda: termination.came
+
+    def ends(self, termination: _Termination) -> bool:
+        return self.ranks.ending
+
+    def wait(self) -> None:
+        self.ranks.wait()
+
+    def write(self) -> None:
+        if self.ranks.rank == 0:
+            super().write()
+
+
 def stages_of(config: Method, problem: Problem, run: FitRun) -> Stages:
     """The loops of a fit, saved where it has a checkpoint."""
     if run.checkpoint is None:
@@ -440,6 +491,13 @@ def stages_of(config: Method, problem: Problem, run: FitRun) -> Stages:
     def identity() -> _Identity:
         return _Identity(run_fingerprint(config, problem, run), _density_level(problem))
 
+    if isinstance(problem.loader, SharedLoader):
+        return _RankStages(
+            run.checkpoint,
+            problem.device,
+            identity,
+            ranks=problem.loader.ranks,
+        )
     return _SavedStages(run.checkpoint, problem.device, identity)
 
 

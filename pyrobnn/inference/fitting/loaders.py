@@ -34,6 +34,7 @@ from torch.utils.data import (
 from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import random_state, set_random_state
+from pyrobnn.inference.fitting.shares import SharedLoader
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -67,6 +68,8 @@ def survey(loader: DataLoader) -> Epoch:
     A sampler that shuffles and drops its last incomplete batch shows every point in time, so they count. Refused where
     it gives every process a share of the points.
     """
+    if isinstance(loader, SharedLoader):
+        return _epoch_of_shares(loader)
     _refuse_shares(loader)
     num_stored = _num_stored(loader)
     sampler = _sampler_of_rows(loader)
@@ -83,6 +86,17 @@ def survey(loader: DataLoader) -> Epoch:
     if num_data < min(drawn, num_stored) or _is_uneven(sampler, drawn, num_stored):
         notes = (_epoch_note(drawn, num_stored, points, num_data),)
     return Epoch(num_data, points, num_batches, notes)
+
+
+def _epoch_of_shares(loader: SharedLoader) -> Epoch:
+    """What one pass through the union of the ranks' batches gives."""
+    num_stored = len(loader.order)
+    points = loader.union.bounds[-1][1]
+    num_data = num_stored if loader.order.shuffle else points
+    notes: tuple[Finding, ...] = ()
+    if num_data < num_stored:
+        notes = (_epoch_note(num_stored, num_stored, points, num_data),)
+    return Epoch(num_data, points, len(loader.union), notes)
 
 
 def _sampler_of_rows(loader: DataLoader) -> Iterable:
@@ -162,9 +176,9 @@ def _refuse_shares(loader: DataLoader) -> None:
             if isinstance(number, int) and number > 1:
                 raise Refused(
                     f"the DataLoader gives this process one of {number} shares of the rows ({type(sampler).__name__}, "
-                    f"{name}={number}), and a fit would take its share for all of the data: rows cannot be spread over "
-                    "processes yet. Pass a DataLoader that gives all rows on every rank (without DistributedSampler); "
-                    "pb.distributed.fit_on_ranks spreads chains, or the members of an ensemble"
+                    f"{name}={number}), and a fit would take its share for all of the data. "
+                    "pb.distributed.fit_on_ranks(method, model, loader) shares rows over the ranks of a process group, "
+                    "of a DataLoader with torch's DistributedSampler; else pass one that gives all rows"
                 )
 
 

@@ -39,6 +39,7 @@ from pyrobnn.inference.fitting.program import (
 from pyrobnn.inference.fitting.provenance import Recorded
 from pyrobnn.inference.fitting.provenance import settings as settings
 from pyrobnn.inference.fitting.provenance import version_of as version_of
+from pyrobnn.inference.fitting.shares import SharedLoader, Shares
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.density import Program
@@ -67,7 +68,8 @@ class Problem:
     ``x`` and ``y`` are the whole data set, of a streamed ``loader`` (else None) the first batch; ``density`` is over
     the whole data set; ``epoch``: what a pass of the loader gave, kept of gathered data too; ``stream`` is it only
     while a loader is read; ``notes`` on the data are kept by the posterior; ``gathered_size``, of the batches of a
-    loader whose data a program was given as a whole.
+    loader whose data a program was given as a whole; ``shares``, where its batches are those of one of several
+    ranks.
     """
 
     model: BNN | Program
@@ -80,6 +82,7 @@ class Problem:
     epoch: batches.Epoch | None = None
     notes: list[str | Finding] = field(default_factory=list)
     gathered_size: int | None = None
+    shares: Shares | None = None
 
     @property
     def is_bnn(self) -> bool:
@@ -111,6 +114,29 @@ class Problem:
         """The checked batches of one pass through the loader."""
         return (
             batches.checked(self.bnn, x, y, self.device, self.loader) for x, y in self.loader or ()
+        )
+
+    def of_share(self, seed: int, *, own_noise: bool = True) -> Problem:
+        """The problem as this rank's share of every batch has it, by the mean over ranks; itself without ranks.
+
+        ``seed`` is that of the fit; ``own_noise``: what its density draws, it draws for the rows of a batch.
+        """
+        if not isinstance(self.loader, SharedLoader):
+            return self
+        ranks = self.loader.ranks
+        shares = Shares(
+            ranks,
+            seed,
+            self.device,
+            own_noise=own_noise,
+        )
+        density = self.density.with_programs(
+            partial(batches.share_of_program, num_ranks=ranks.count)
+        )
+        return dataclasses.replace(
+            self,
+            density=density,
+            shares=shares,
         )
 
     def held_trunk(self, points: Points) -> Split | None:

@@ -62,30 +62,29 @@ def normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 class Noise:
     """The random numbers of one evaluation: every call has a stream of its own below the key.
 
-    Under ``vmap`` each element has the numbers of its own key (), int64.
+    Under ``vmap`` each element has the numbers of its own key (), int64. By ``rows``, the number of the first row and
+    the step to the next, :meth:`normal_rows` and :meth:`sign` give some rows the numbers that they have among all.
     """
 
-    def __init__(self, key: Tensor) -> None:
+    def __init__(self, key: Tensor, rows: tuple[int, int] = (0, 1)) -> None:
         self._key = key
+        self._rows = rows
         self._calls = 0
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normals of the shape and type of ``like``; cut off at 6.7 sd."""
-        return self.normal_rows(like.unsqueeze(0)).squeeze(0)
+        return self._normal(like.unsqueeze(0), (0, 1)).squeeze(0)
 
     def normal_rows(self, like: Tensor) -> Tensor:
         """As :meth:`normal`, for ``like`` (row, …): a row's numbers are the same whatever rows come after it."""
+        return self._normal(like, self._rows)
+
+    def _normal(self, like: Tensor, rows: tuple[int, int]) -> Tensor:
         num = len(like)
         size = like[:1].numel()
         pairs = (size + 1) // 2  # sine and cosine of one angle are two, which halves the work
-        bits = stream(
-            self._next(),
-            torch.arange(
-                1,
-                num * pairs + 1,
-                device=like.device,
-            ),
-        ).reshape(num, pairs)
+        numbers = _numbers(num, pairs, rows, like.device)
+        bits = stream(self._next(), numbers).reshape(num, pairs)
         radius, angle = _polar(bits, like.dtype)
         return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size].reshape(
             like.shape
@@ -93,14 +92,8 @@ class Noise:
 
     def sign(self, like: Tensor) -> Tensor:
         """Fair signs, +1 or -1, of the shape and type of ``like``."""
-        bits = stream(
-            self._next(),
-            torch.arange(
-                1,
-                like.numel() + 1,
-                device=like.device,
-            ),
-        )
+        numbers = _numbers(len(like), like[:1].numel(), self._rows, like.device)
+        bits = stream(self._next(), numbers)
         return (1 - 2 * _shift(bits, 63)).to(like.dtype).reshape(like.shape)
 
     def split(self, num: int) -> Tensor:
@@ -110,6 +103,25 @@ class Noise:
     def _next(self) -> Tensor:
         self._calls += 1
         return stream(self._key, self._calls)
+
+
+def _numbers(
+    num_rows: int,
+    per_row: int,
+    rows: tuple[int, int],
+    device: torch.device,
+) -> Tensor:
+    """Numbers (num_rows · per_row,) from 1 on of the places in some rows."""
+    begin, step = rows
+    places = torch.arange(
+        1,
+        num_rows * per_row + 1,
+        device=device,
+    )
+    if (begin, step) == (0, 1):
+        return places
+    present = torch.arange(num_rows, device=device)
+    return places + ((begin + (step - 1) * present) * per_row).repeat_interleave(per_row)
 
 
 def _polar(bits: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -21,18 +21,18 @@ from torch.nn.functional import pad
 
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.findings import Finding
+from pyrobnn.inference.fitting.batches import Batches
 from pyrobnn.inference.fitting.checkpoints import Stage
 from pyrobnn.inference.fitting.floats import flushed
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.provenance import Recorded
+from pyrobnn.inference.fitting.shares import Shares, across
 from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.inference.optim.descent import still_falling, unfinished
 from pyrobnn.inference.optim.training import Training, learning_rate_factors
 from pyrobnn.model.compile import Compiled, compiled
 
 Objective = Callable[..., Any]
-#: (theta, \*batch) → gradient (…, P), rows of the record (1 + tracked, …), norm of the gradient (…)
-Gradient = Callable[..., tuple[Tensor, Tensor, Tensor]]
 #: of Adam
 BETA1 = 0.9
 BETA2 = 0.999
@@ -135,7 +135,8 @@ def minimize(
             losses (members,)``, with gradients, clipping and moments per member; with ``tracked`` it returns
             ``(loss, tensor (len(tracked), …))``. Random draws come from torch's state.
         start: initial parameters (P,) or (members, P); left as they are.
-        batches: endless iterator of tensor tuples; None for no arguments.
+        batches: endless iterator of tensor tuples; None for no arguments. Of those that are a rank's share the loss is
+            the mean over the ranks, which all take the same steps.
         training: steps, rate and optimiser.
         leading: from the number of a step, counted from zero, to arguments before those of its batch.
         observe: called as ``observe(step, iterate)`` at every look, before the callbacks; ``iterate()`` are the present
@@ -165,8 +166,9 @@ def minimize(
     """
     num_steps = training.num_steps
     kind: type[_Step] = _AdamStep if training.optimizer.kind == "adam" else _TorchStep
+    shares = batches.shares if isinstance(batches, Batches) else None
     stepper = kind(
-        _gradient(objective, training.optimizer.clip_norm, slopes),
+        _Gradient(objective, training.optimizer.clip_norm, slopes, shares),
         start,
         len(tracked),
         training,
@@ -208,7 +210,11 @@ def minimize(
                     if step < end:
                         stage.keep()
             _check_finite(record.losses(looked, step), looked, training, name, reason, num_paths)
-            if watch.active and watch.tell(step, record.metrics(step, snapshot)):
+            stops = watch.active and watch.tell(step, record.metrics(step, snapshot))
+            if shares is not None:
+                shares.check_state(stepper.theta)
+                stops = shares.ranks.from_first(stops)
+            if stops:
                 watch.stopped = "callback"
             stage.keep()
     step = int(stepper.step)
@@ -278,30 +284,48 @@ class _Record:
         return num_done > 0 and bool(_any_finite(self.losses(0, num_done), self.num_paths).all())
 
 
-def _gradient(objective: Objective, clip_norm: float | None, slopes: bool) -> Gradient:
-    """What a step asks of the objective; members don't interact."""
+@dataclass(frozen=True, eq=False)
+class _Gradient:
+    """What a step asks of the objective: gradient (…, P), record (1 + tracked, …), norm of the gradient (…).
 
-    def total(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        outcome = objective(theta, *batch)
+    Members don't interact.
+
+    Attributes: ``objective``, with ``slopes`` where it returns the gradient itself; ``clip_norm``; ``shares`` of which
+        the mean over ranks is taken, outside of compiled code.
+    """
+
+    objective: Objective
+    clip_norm: float | None
+    slopes: bool
+    shares: Shares | None
+
+    def __call__(self, theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.clipped(*self.of_rows(theta, *batch))
+
+    def of_rows(self, theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient (…, P) and rows of the record, float64 (1 + tracked, …), of a batch alone."""
+        if self.slopes:
+            slope, rows = self.objective(theta, *batch)
+            return slope, rows
+        slope, rows = torch.func.grad(self._total, has_aux=True)(theta, *batch)
+        return slope, rows
+
+    def _total(self, theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        outcome = self.objective(theta, *batch)
         loss, extra = outcome if isinstance(outcome, tuple) else (outcome, None)
         rows = loss[None] if extra is None else torch.cat([loss[None], extra.to(loss.dtype)])
         return loss.sum(), rows.double()
 
-    def gradient(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if slopes:
-            slope, rows = objective(theta, *batch)
-        else:
-            slope, rows = torch.func.grad(total, has_aux=True)(theta, *batch)
+    def clipped(self, slope: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient no longer than it may be, the record, and the norm (…) that the gradient had."""
         norm = torch.linalg.vector_norm(
             slope,
             dim=-1,
             keepdim=True,
         )
-        if clip_norm is not None:
-            slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
+        if self.clip_norm is not None:
+            slope = slope * (self.clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
         return slope, rows, norm.squeeze(-1)
-
-    return gradient
 
 
 def _reason(explain: Callable[[Tensor], str] | None, stepper: _Step) -> str:
@@ -368,7 +392,7 @@ class _Step:
 
     def __init__(
         self,
-        gradient: Gradient,
+        gradient: _Gradient,
         start: Tensor,
         num_tracked: int,
         training: Training,
@@ -456,6 +480,14 @@ class _Step:
         """Gradients and losses at points shaped as the parameters, by the code of the step."""
         raise NotImplementedError
 
+    def gradient_at(self, theta: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """What :class:`_Gradient` gives, by compiled code."""
+        shares = self.gradient.shares
+        if shares is None:
+            return self.kernel(self.gradient, (theta,), batch)(theta, *batch)
+        of_rows = self.kernel(self.gradient.of_rows, (theta,), batch)
+        return self.gradient.clipped(*across(shares, of_rows)(theta, *batch))
+
     def kernel(
         self,
         fn: Callable[..., Any],
@@ -513,7 +545,7 @@ class _AdamStep(_Step):
 
     def __init__(
         self,
-        gradient: Gradient,
+        gradient: _Gradient,
         start: Tensor,
         num_tracked: int,
         training: Training,
@@ -543,6 +575,9 @@ class _AdamStep(_Step):
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
         state = (*self.vectors, *next(self.blocks))
+        if self.gradient.shares is not None:
+            self._move(state, *self.gradient_at(self.theta, batch), self.member_rates)
+            return
         inputs = (*self.member_rates, *batch)
         self.kernel(self._update, state, inputs).unchecked(*state, *inputs)
 
@@ -571,17 +606,33 @@ class _AdamStep(_Step):
         return others[0] / (1 - BETA1), record[0, 0]
 
     def _update(self, *state: Tensor) -> None:
-        theta, first_moment, second_moment, mean, step, grad_norm, record, table, *inputs = state
-        batch = inputs[len(self.member_rates) :]
+        theta, *_ = state
+        begin = len(self.vectors) + 2
+        batch = begin + len(self.member_rates)
+        self._move(
+            state[:begin],
+            *self.gradient(theta, *state[batch:]),
+            state[begin:batch],
+        )
+
+    def _move(
+        self,
+        state: tuple[Tensor, ...],
+        slope: Tensor,
+        rows: Tensor,
+        norm: Tensor,
+        member_rates: tuple[Tensor, ...],
+    ) -> None:
+        """Write Adam's step by this gradient into the state."""
+        theta, first_moment, second_moment, mean, step, grad_norm, record, table = state
         row = step % self.block
-        slope, rows, norm = self.gradient(theta, *batch)
         # by an index tensor: no .item()
         rate, unbias, weight, _ = table[row[None]][0].to(theta.dtype).unbind()
         first_moment.copy_(BETA1 * first_moment + (1 - BETA1) * slope)
         second_moment.copy_(BETA2 * second_moment + (1 - BETA2) * slope * slope)
         # both bias corrections are tabulated: rate = lr / (1 - b1^t), unbias = 1 / (1 - b2^t)
         move = rate * first_moment / ((second_moment * unbias).sqrt() + EPS)
-        theta.sub_(inputs[0] * move if self.member_rates else move)
+        theta.sub_(member_rates[0] * move if member_rates else move)
         mean.copy_(mean + weight * (theta - mean))
         record.index_put_((row,), rows)
         grad_norm.copy_(norm)
@@ -593,7 +644,7 @@ class _TorchStep(_Step):
 
     def __init__(
         self,
-        gradient: Gradient,
+        gradient: _Gradient,
         start: Tensor,
         num_tracked: int,
         training: Training,
@@ -631,8 +682,7 @@ class _TorchStep(_Step):
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
         done = int(self.step)
-        gradient = self.kernel(self.gradient, (self.theta,), batch)
-        self.theta.grad, self.records[done], norm = gradient(self.theta, *batch)
+        self.theta.grad, self.records[done], norm = self.gradient_at(self.theta, batch)
         self.grad_norm.copy_(norm)
         self.optimizer.step()
         self.scheduler.step()

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_number, check_optional, check_type
 from pyrobnn.core.matrices import power_iteration
+from pyrobnn.inference.fitting.batches import Batches
+from pyrobnn.inference.fitting.shares import Shares, across
 from pyrobnn.model.compile.forecast import Compile
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
@@ -200,7 +202,7 @@ def constant_rate(
     Args:
         loss: (theta, \*batch) → loss per datum ().
         theta: near the mode (D,).
-        batches: endless mini-batches.
+        batches: endless mini-batches; of those that are a rank's share all is by the mean over the ranks.
         num_data: N.
         momentum: μ of SGD.
 
@@ -219,19 +221,20 @@ def constant_rate(
         >>> round(constant_rate(loss, torch.zeros(1), batches, num_data=100), 3)
         1.0
     """
-    slope = torch.func.grad(loss)
+    shares = batches.shares if isinstance(batches, Batches) else None
+    slope = across(shares, torch.func.grad(loss))
     drawn = list(itertools.islice(batches, 64))
     noise = _summed_variance(slope(theta, *batch) for batch in drawn)
     if not math.isfinite(noise):
         raise FloatingPointError(
             "the gradients at the start of SGD are not finite: start from another init"
         )
-    bound = 1.0 / max(_largest_curvature(slope, theta, drawn), 1e-12)
+    bound = 1.0 / max(_largest_curvature(loss, theta, drawn, shares), 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
     initial_rate = min(best, bound)
     rate = initial_rate
     while (
-        not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum)
+        not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum, shares)
         <= rate * noise / 2 + TOLERATED_RISE
     ):
         rate /= 2
@@ -248,9 +251,11 @@ def _rise(
     batches: Sequence[Sequence[Tensor]],
     lr: float,
     momentum: float,
+    shares: Shares | None,
 ) -> float:
     """Mean rise of the loss over the second half of a trial of 128 steps; inf or NaN if it diverges."""
-    slope = torch.func.grad_and_value(loss)
+    slope = across(shares, torch.func.grad_and_value(loss))
+    loss_of_batch = across(shares, loss)
     moved = theta
     velocity = torch.zeros_like(theta)
     rises = []
@@ -258,7 +263,7 @@ def _rise(
         gradient, value = slope(moved, *batch)
         velocity = momentum * velocity + gradient
         moved = moved - lr * velocity
-        rises.append(float(value) - float(loss(theta, *batch)))
+        rises.append(float(value) - float(loss_of_batch(theta, *batch)))
     return sum(rises[64:]) / 64
 
 
@@ -277,16 +282,22 @@ def _summed_variance(vectors: Iterable[Tensor]) -> float:
 
 
 def _largest_curvature(
-    slope: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]]
+    loss: Callable[..., Tensor],
+    theta: Tensor,
+    batches: Sequence[Sequence[Tensor]],
+    shares: Shares | None,
 ) -> float:
     """Largest eigenvalue of the Hessian by 20 steps of the power iteration, a batch for each."""
     cycle = itertools.cycle(batches)
+    slope = torch.func.grad(loss)
 
-    def product(vector: Tensor) -> Tensor:
-        batch = next(cycle)
+    def product(vector: Tensor, *batch: Tensor) -> Tensor:
         # reverse over reverse: forward mode does not follow the float64 sums of the density
         return torch.func.grad(lambda z: (slope(z, *batch) * vector).sum())(theta)
 
-    products = power_iteration(product, torch.randn_like(theta), 20)
+    product_of_batch = across(shares, product)
+    products = power_iteration(
+        lambda vector: product_of_batch(vector, *next(cycle)), torch.randn_like(theta), 20
+    )
     sizes = [float(vector.norm()) for vector in products]
     return sum(sizes[10:]) / 10

@@ -82,6 +82,8 @@ class Elbo:
         self.family = family
         self.estimator = estimator
         self.num_particles = num_particles
+        # which rows a batch has, where it is a share of one: the first, and the step to the next
+        self.rows = (0, 1)
         self.latent = tuple(site for site in density.sites if site.kind == "latent")
         any_key = torch.zeros(
             (),
@@ -138,7 +140,7 @@ class Elbo:
         points = theta[self.family.size :]
 
         def particle(key: Tensor) -> ElboParts:
-            noise = Noise(key)
+            noise = Noise(key, self.rows)
             draw = self.family.draw(phi, noise)
             log_likelihood, cross = self._terms(
                 noise, torch.cat([draw.z, points]), draw.moments, *args

@@ -304,11 +304,17 @@ class GuideFit:
         self.config = config
         self.stages = stages or Stages()
         self.problem = problem
+        # what the guide draws are weights, the same on all ranks; dropout is noise of the rows
+        is_random = problem.density.stochastic is not None
+        self.share = problem.of_share(seed, own_noise=is_random)
         self.seed = seed
         self.owner = owner or config
         self.init = init
-        self.elbo, self.start, self.rows = build_elbo(config, problem, init, seed)
-        self.free_noise = FreeNoise.of(problem)
+        self.elbo, self.start, self.rows = build_elbo(config, self.share, init, seed)
+        if self.share.shares is not None:
+            ranks = self.share.shares.ranks
+            self.elbo.rows = (ranks.rank, ranks.count)
+        self.free_noise = FreeNoise.of(self.share)
         # at which the noise is held in the first ``num_held`` steps
         self.level: Tensor | None = None
         self.num_held = 0
@@ -416,7 +422,7 @@ class GuideFit:
 
     def batches(self) -> Batches[tuple[Tensor, ...]]:
         """The data of every step: row numbers and all data where batches are drawn."""
-        problem = self.problem
+        problem = self.share
         if problem.loader is not None:
             return problem.batches()
         if self.rows is not None:
