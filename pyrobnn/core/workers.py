@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from threading import BoundedSemaphore, Thread
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 from pyrobnn.core.checks import check_count, check_type
 
 Job = TypeVar("Job")
+Outcome = TypeVar("Outcome")
+_Arguments = ParamSpec("_Arguments")
 
 
 class Processes(Executor):
@@ -28,25 +31,26 @@ class Processes(Executor):
         self._threads_each = max(1, len(os.sched_getaffinity(0)) // num) if _HAS_AFFINITY else 1
         self._waiting: list[Thread] = []
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(
+        self,
+        fn: Callable[_Arguments, Outcome],
+        /,
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        call = functools.partial(fn, *args, **kwargs)
         # a daemon: a program that is interrupted does not wait for jobs
         thread = Thread(
             target=self._run,
-            args=(future, fn, args, kwargs),
+            args=(future, call),
             daemon=True,
         )
         self._waiting.append(thread)
         thread.start()
         return future
 
-    def _run(
-        self,
-        future: Future[Any],
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
+    def _run(self, future: Future[Outcome], call: Callable[[], Outcome]) -> None:
         with self._free:
             if not future.set_running_or_notify_cancel():
                 return
@@ -57,7 +61,7 @@ class Processes(Executor):
                     initializer=_begin_worker,
                     initargs=(self._threads_each,),
                 ) as process:
-                    future.set_result(process.submit(fn, *args, **kwargs).result())
+                    future.set_result(process.submit(call).result())
             except BaseException as error:  # the caller is to have it
                 future.set_exception(error)
 
@@ -87,19 +91,18 @@ def executor_of(workers: Executor | int) -> contextlib.AbstractContextManager[Ex
     words = (
         "an executor, such as concurrent.futures.ThreadPoolExecutor(4), or a number of processes"
     )
-    executor: Any = workers
-    if not callable(getattr(executor, "submit", None)):
-        check_type("workers", executor, Executor, words)
-    return contextlib.nullcontext(executor)
+    if not callable(getattr(workers, "submit", None)):
+        check_type("workers", workers, Executor, words)
+    return contextlib.nullcontext(cast(Executor, workers))
 
 
 def outcomes(
     executor: Executor,
-    function: Callable[[Job], Any],
+    function: Callable[[Job], Outcome],
     jobs: Sequence[Job],
-) -> Iterator[tuple[Job, Any]]:
+) -> Iterator[tuple[Job, Outcome | BaseException]]:
     """Each job, in their order, with what the function gives of it, or the error that it ended with."""
-    submitted: list[Future[Any] | BaseException] = []
+    submitted: list[Future[Outcome] | BaseException] = []
     for job in jobs:
         try:
             submitted.append(executor.submit(function, job))

@@ -8,10 +8,10 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -287,6 +287,45 @@ def _sites(tree: xr.DataTree) -> dict[str, Tensor]:
     return sites
 
 
+class _Contents(NamedTuple):
+    """What a file says of its posterior: its ``meta``, its sites without values, the names of its sample statistics."""
+
+    meta: dict[str, Any]
+    sites: dict[str, Tensor]
+    stats: set[str]
+
+    def shapes_beside(self, dim: int) -> dict[str, torch.Size]:
+        """The shape of every site without this dimension, along which files are joined."""
+        return {
+            name: value.shape[:dim] + value.shape[dim + 1 :] for name, value in self.sites.items()
+        }
+
+
+def _contents(path: Path, model: BNN | Program) -> _Contents:
+    """What the file has; ValueError where it is not of this model."""
+    name = repr(str(path))
+    with opened(path) as tree:
+        _check_format(name, tree)
+        meta = json.loads(tree.attrs["meta"])
+        sites = _sites(tree)
+        has_stats = SAMPLE_STATS in tree.children
+        stats = {str(stat) for stat in tree[SAMPLE_STATS].data_vars} if has_stats else set()
+    _check_sites(name, _as_model_has(sites, model), model)
+    return _Contents(meta, sites, stats)
+
+
+def _check_alike(files: Sequence[Path], contents: Sequence[_Contents], dim: int) -> None:
+    """ValueError where the draws of a file cannot stand beside those of the first along this dimension."""
+    first = contents[0]
+    for path, other in zip(files, contents, strict=True):
+        is_alike = other.shapes_beside(dim) == first.shapes_beside(dim)
+        if not is_alike or other.meta["method"] != first.meta["method"]:
+            raise ValueError(
+                f"{str(path)!r} and {str(files[0])!r} do not join: they differ in the method, in their sites, or in "
+                "the number of draws of each chain"
+            )
+
+
 def load_joined(
     paths: Sequence[str | Path],
     model: BNN | Program,
@@ -301,42 +340,26 @@ def load_joined(
     files = [Path(path) for path in paths]
     if not files:
         raise ValueError("'path' is an empty list: pass the files that the ranks wrote")
-    metas = {}
-    shapes = []
-    stats: set[str] = set()
-    device = getattr(model, "device", torch.device("cpu"))
-    rows: Rows | None = None
-    for number, path in enumerate(files):
-        with opened(path) as tree:
-            _check_format(repr(str(path)), tree)
-            metas[number] = json.loads(tree.attrs["meta"])
-            shapes.append(_sites(tree))
-            if number == 0:
-                rows = _rows(repr(str(path)), tree, model, device, x, y)
-            if SAMPLE_STATS in tree.children:
-                stats |= {str(name) for name in tree[SAMPLE_STATS].data_vars}
-        _check_sites(repr(str(path)), _as_model_has(shapes[-1], model), model)
+    contents = [_contents(path, model) for path in files]
+    metas = [content.meta for content in contents]
     dim = joining_dim(metas[0])
-    for path, shape, meta in zip(files, shapes, metas.values(), strict=True):
-        same = {name: value.shape[:dim] + value.shape[dim + 1 :] for name, value in shape.items()}
-        expected = {
-            name: value.shape[:dim] + value.shape[dim + 1 :] for name, value in shapes[0].items()
-        }
-        if same != expected or meta["method"] != metas[0]["method"]:
-            raise ValueError(
-                f"{str(path)!r} and {str(files[0])!r} do not join: they differ in the method, in their sites, or in "
-                "the number of draws of each chain"
-            )
-    sources = {site: _SiteOfFiles(files, POSTERIOR, site, dim, model) for site in shapes[0]}
-    stat_sources = {name: _SiteOfFiles(files, SAMPLE_STATS, name, dim, model) for name in stats}
-    draws: Any = JoinedDraws(sources)
-    seeds = [meta["seed"] for meta in metas.values()]
-    facts = {"seed": seeds[0] if len(set(seeds)) == 1 else seeds}
+    _check_alike(files, contents, dim)
+    device = getattr(model, "device", torch.device("cpu"))
+    with opened(files[0]) as tree:
+        rows = _rows(repr(str(files[0])), tree, model, device, x, y)
+
+    def of_files(group: str, names: Iterable[str]) -> dict[str, _SiteOfFiles]:
+        return {name: _SiteOfFiles(files, group, name, dim, model) for name in names}
+
+    draws: Any = JoinedDraws(of_files(POSTERIOR, contents[0].sites))
+    stats = of_files(SAMPLE_STATS, set().union(*(content.stats for content in contents)))
+    seeds = [meta["seed"] for meta in metas]
+    seed = seeds[0] if len(set(seeds)) == 1 else seeds
     return Posterior(
         model,
         draws,
-        SampleStats({}, lambda: {name: source() for name, source in stat_sources.items()}),
-        meta=metas[0] | joined_meta(metas, dim) | facts,
+        SampleStats({}, lambda: {name: source() for name, source in stats.items()}),
+        meta=metas[0] | joined_meta(dict(enumerate(metas)), dim) | {"seed": seed},
         rows=rows,
     )
 

@@ -26,6 +26,7 @@ from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 
 Outcome = TypeVar("Outcome", Tensor, tuple[Tensor, ...])
+_Plain = TypeVar("_Plain")
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
@@ -66,7 +67,7 @@ class Ranks:
         self.ending = bool(next(means[sent.dtype]) > 0)
         return [next(means[value.dtype]).reshape(value.shape) for value in values]
 
-    def from_first(self, value: Any) -> Any:
+    def from_first(self, value: _Plain) -> _Plain:
         """What rank 0 has, on every rank; an error is raised on all of them."""
         box = [value]
         if self.count > 1:
@@ -79,7 +80,7 @@ class Ranks:
         """Whether these tensors are the same on all ranks, bit for bit."""
         return self.same(tuple(map(digest, tensors)))
 
-    def same(self, value: Any) -> bool:
+    def same(self, value: _Plain) -> bool:
         """Whether a plain value is the same on all ranks."""
         values = [value] * self.count
         if self.count > 1:
