@@ -108,6 +108,9 @@ class InputLayout:
             inputs = {name: value for name, value in batch.items() if name != _TARGETS}
             return self.rows(inputs), batch[_TARGETS]
         *parts, y = batch
+        several = self.names is not None or len(self.shapes) > 1
+        if len(parts) == 1 and several and isinstance(parts[0], Tensor):
+            return parts[0], y  # rows already
         if len(parts) == 1 and isinstance(parts[0], tuple | list | Mapping):
             (parts,) = parts
         return self.rows(parts if isinstance(parts, Mapping) else tuple(parts)), y
