@@ -100,16 +100,16 @@ def outcomes(
     executor: Executor,
     function: Callable[[Job], Outcome],
     jobs: Sequence[Job],
-) -> Iterator[tuple[Job, Outcome | BaseException]]:
+) -> Iterator[tuple[Job, Outcome | Exception]]:
     """Each job, in their order, with what the function gives of it, or the error that it ended with."""
-    submitted: list[Future[Outcome] | BaseException] = []
+    submitted: list[Future[Outcome] | Exception] = []
     for job in jobs:
         try:
             submitted.append(executor.submit(function, job))
         except BrokenExecutor as error:  # by a job before
             submitted.append(error)
     for job, future in zip(jobs, submitted, strict=True):
-        if isinstance(future, BaseException):
+        if isinstance(future, Exception):
             yield job, future
             continue
         try:

@@ -208,6 +208,36 @@ def _effects(
     return effects
 
 
+class _FitOfRatio(NamedTuple):
+    """The restricted log likelihood of a ratio of sds, up to a constant, and the effects given it."""
+
+    log_likelihood: float
+    effects: Effects
+
+
+class _GroupedRows(NamedTuple):
+    """What residuals say of their levels: rows and mean of each (level,), the squares within, degrees of freedom."""
+
+    counts: np.ndarray
+    means: np.ndarray
+    within: float
+    freedom: float
+
+    def at_ratio(self, ratio: float) -> _FitOfRatio:
+        """The fit where the sd of the effects is so many times the noise's."""
+        shrink = 1.0 / (1.0 + self.counts * ratio**2)
+        precision = self.counts * shrink
+        total = precision.sum()
+        centre = float(precision @ self.means / total)
+        between = float(precision @ np.square(self.means - centre))
+        noise = (self.within + between) / self.freedom
+        log_likelihood = 0.5 * (np.log(shrink).sum() - np.log(total) - self.freedom * np.log(noise))
+        mean = centre + (1.0 - shrink) * (self.means - centre)
+        var = noise * (ratio**2 * shrink + np.square(shrink) / total)
+        new = noise * (ratio**2 + 1.0 / total)
+        return _FitOfRatio(log_likelihood, Effects(np.append(mean, centre), np.append(var, new)))
+
+
 def _one_way(
     residual: np.ndarray,
     codes: np.ndarray,
@@ -222,29 +252,19 @@ def _one_way(
 
     Reference: Prior distributions for variance parameters in hierarchical models (Gelman, 2006).
     """
-    freedom = max(1.0, len(residual) - 1 - used)
     counts = np.bincount(codes, minlength=size).astype(np.float64)
     means = np.bincount(codes, residual, minlength=size) / np.maximum(counts, 1.0)
-    within = float(np.square(residual - means[codes]).sum())
-    spacing = np.gradient(_RATIOS)
-    log_weights = []
-    moments = []
-    for ratio, width in zip(_RATIOS, spacing):
-        shrink = 1.0 / (1.0 + counts * ratio**2)
-        precision = counts * shrink
-        centre = float(precision @ means / precision.sum())
-        squares = within + float(precision @ np.square(means - centre))
-        noise = squares / freedom
-        log_weights.append(
-            np.log(width / (1.0 + ratio**2))
-            + 0.5 * (np.log(shrink).sum() - np.log(precision.sum()) - freedom * np.log(noise))
-        )
-        mean = centre + (1.0 - shrink) * (means - centre)
-        var = noise * (ratio**2 * shrink + np.square(shrink) / precision.sum())
-        new = noise * (ratio**2 + 1.0 / precision.sum())
-        moments.append((np.append(mean, centre), np.append(var, new)))
-    weights = np.exp(np.array(log_weights) - max(log_weights))
+    rows = _GroupedRows(
+        counts,
+        means,
+        within=float(np.square(residual - means[codes]).sum()),
+        freedom=max(1.0, len(residual) - 1 - used),
+    )
+    fits = [rows.at_ratio(ratio) for ratio in _RATIOS]
+    log_weights = np.array([fit.log_likelihood for fit in fits])
+    log_weights += np.log(np.gradient(_RATIOS) / (1.0 + _RATIOS**2))
+    weights = np.exp(log_weights - log_weights.max())
     weights /= weights.sum()
-    average = sum(weight * mean for weight, (mean, _) in zip(weights, moments))
-    square = sum(weight * (var + mean**2) for weight, (mean, var) in zip(weights, moments))
-    return Effects(average, np.maximum(square - average**2, 0.0))
+    mean = weights @ np.stack([fit.effects.mean for fit in fits])
+    square = weights @ np.stack([fit.effects.var + fit.effects.mean**2 for fit in fits])
+    return Effects(mean, np.maximum(square - mean**2, 0.0))

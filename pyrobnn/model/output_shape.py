@@ -6,21 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.dense import DenseCategorical
 
+_Output = TypeVar("_Output")
 #: whether outputs are flattened; not while somebody asks for their shape
 _FLATTENS: ContextVar[bool] = ContextVar("_FLATTENS", default=True)
 
 
-def flatten_rows(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+def flatten_rows(module: nn.Module, args: tuple[Tensor, ...], output: _Output) -> _Output | Tensor:
     """A forward hook: an output (N, a, b, …) as columns, (N, a · b · …); any other as it is."""
-    has_positions = isinstance(output, Tensor) and output.dim() > 2
-    return output.flatten(1) if has_positions and _FLATTENS.get() else output
+    if isinstance(output, Tensor) and output.dim() > 2 and _FLATTENS.get():
+        return output.flatten(1)
+    return output
 
 
 @contextmanager

@@ -150,7 +150,7 @@ def _num_rows(args: tuple[Tree, ...]) -> int:
 def _filled(density: Density, num_rows: int, total: int) -> Density:
     """The density of ``total`` rows, of which ``num_rows`` count."""
 
-    def fill(leaf: Any) -> Any:
+    def fill(leaf: Tree) -> Tree:
         if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != num_rows:
             return leaf
         copies = leaf[-1:].expand(total - num_rows, *leaf.shape[1:])
@@ -167,7 +167,7 @@ def _filled(density: Density, num_rows: int, total: int) -> Density:
 def _sites_of_rows(density: Density, num_rows: int) -> frozenset[str]:
     """The observed sites that get one value fewer where the data have one row fewer; all of so many, of one row."""
 
-    def without_last(leaf: Any) -> Any:
+    def without_last(leaf: Tree) -> Tree:
         if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != num_rows:
             return leaf
         return leaf[:-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -40,8 +40,8 @@ class DrawsRows(Protocol):
 @torch.no_grad()
 def infer_local(
     posterior: PosteriorLike,
-    x: Any,
-    y: Any,
+    x: Tree,
+    y: Tree,
     seed: int,
 ) -> LocalDraws:
     """Arguments and result as of :meth:`pyrobnn.Posterior.infer_local`."""
@@ -79,7 +79,7 @@ def infer_local(
     return LocalDraws(values, "program" if guide is None else "guide")
 
 
-def sites_of_rows(posterior: PosteriorLike, x: Any, y: Any) -> list[str]:
+def sites_of_rows(posterior: PosteriorLike, x: Tree, y: Tree) -> list[str]:
     """The latent sites of a program that have a value for each row of its data; none of one with data of its own."""
     try:
         return _of_rows(posterior, _density(posterior, (x, y)))

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,125 +29,16 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from deep.claim_tables import METHODS, table  # noqa: E402
+from deep.images import Images, images  # noqa: E402
+from deep.nets import NETS  # noqa: E402
 from records import append_record, measured, peak_mb, read_records, versions  # noqa: E402
 
 import pyrobnn as pb  # noqa: E402
 
 RECORDS = HERE / "records.jsonl"
-SIDES = {"cnn": 28, "resnet18": 32}
-CHANNELS = {"cnn": 1, "resnet18": 3}
 #: draws of every method that has as many as are asked for
 NUM_DRAWS = 30
 BATCH_SIZE = 64
-
-
-class Block(nn.Module):
-    """Two convolutions with batch norm and a shortcut (He et al., 2016)."""
-
-    def __init__(self, before: int, after: int, stride: int):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(
-                before,
-                after,
-                3,
-                stride,
-                1,
-                bias=False,
-            ),
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-            nn.Conv2d(after, after, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(after),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
-
-
-def cnn() -> nn.Sequential:
-    """Two convolutions with pooling and two linear layers, 99,550 weights."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1568, 60),
-        nn.ReLU(),
-        nn.Linear(60, 10),
-    )
-
-
-def resnet18() -> nn.Sequential:
-    """ResNet-18 for images of 3 x 32 x 32, 11,173,962 weights."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 3, 1, 1, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-    ]
-    width = 64
-    for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Block(width, after, stride), Block(after, after, 1)]
-        width = after
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
-
-
-NETS: dict[str, Callable[[], nn.Sequential]] = {"cnn": cnn, "resnet18": resnet18}
-
-
-@dataclasses.dataclass(frozen=True)
-class Images:
-    """Images (N, channel, side, side) and labels (N,) of training and test, and images of other kinds, by name."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    others: Mapping[str, Tensor]
-
-
-def images(net: str, num_train: int | None, seed: int) -> Images:
-    """Two thirds and a third of scikit-learn's digits, and as many images of other kinds as there are test images."""
-    side = SIDES[net]
-    digits = pb.data.digits()
-    x = nn.functional.interpolate(
-        digits.x,
-        size=(side, side),
-        mode="bilinear",
-    )
-    x = x.expand(-1, CHANNELS[net], -1, -1).contiguous()
-    train, test = pb.data.train_test_split(
-        dataclasses.replace(digits, x=x),
-        1 / 3,
-        seed=seed,
-    )
-    others = {
-        "turned": test.x.rot90(1, (2, 3)).contiguous(),
-        "photographs": photographs(side, CHANNELS[net], test.num_data),
-    }
-    return Images(train.x[:num_train], train.y[:num_train], test.x, test.y, others)
-
-
-def photographs(side: int, channels: int, count: int) -> Tensor:
-    """Patches (count, channels, side, side) of scikit-learn's two photographs, with the range of the digits."""
-    from sklearn.datasets import load_sample_images
-
-    patches = []
-    for image in load_sample_images().images:
-        gray = torch.tensor(image).double().mean(-1) / 255
-        tiles = gray.unfold(0, side, side).unfold(1, side, side).reshape(-1, side, side)
-        patches.append(tiles)
-    tiles = torch.cat(patches).float()
-    chosen = tiles[torch.linspace(0, len(tiles) - 1, count).long()]
-    return chosen[:, None].expand(-1, channels, -1, -1).contiguous()
 
 
 def trained(net: nn.Module, data: Images, num_steps: int) -> nn.Module:
@@ -164,7 +55,7 @@ def trained(net: nn.Module, data: Images, num_steps: int) -> nn.Module:
     return net.eval()
 
 
-def temperature(logits: Tensor, labels: Tensor) -> float:
+def _temperature(logits: Tensor, labels: Tensor) -> float:
     """The temperature under which held-out labels are likeliest, of a grid of 200 from 0.05 to 20."""
     grid = torch.logspace(-1.3, 1.3, 200)
     losses = [nn.functional.cross_entropy(logits / value, labels) for value in grid]
@@ -179,7 +70,7 @@ class Fit:
     file_bytes: int
 
 
-def of_net(net: nn.Module, divisor: float) -> Fit:
+def _of_net(net: nn.Module, divisor: float) -> Fit:
     """A net whose logits are divided by a temperature."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "net.pt")
@@ -187,7 +78,7 @@ def of_net(net: nn.Module, divisor: float) -> Fit:
         return Fit(lambda x: (net(x) / divisor).softmax(-1), path.stat().st_size)
 
 
-def of_posterior(posterior: pb.Posterior) -> Fit:
+def _of_posterior(posterior: pb.Posterior) -> Fit:
     """A posterior, with the file that it saves."""
     with tempfile.TemporaryDirectory() as folder:
         path = posterior.save(Path(folder, "posterior.nc"))
@@ -210,13 +101,13 @@ def fit_of(
         y=data.y[kept_back:],
     )
     if method == "torch loop":
-        return of_net(trained(net, data, num_steps), 1.0)
+        return _of_net(trained(net, data, num_steps), 1.0)
     if method == "temperature scaling":
         ready = trained(net, inner, num_steps)
-        return of_net(ready, temperature(ready(held_out[0]), held_out[1]))
+        return _of_net(ready, _temperature(ready(held_out[0]), held_out[1]))
     if method == "posthoc":
         ready = trained(net, inner, num_steps)
-        return of_posterior(
+        return _of_posterior(
             pb.posthoc(
                 ready,
                 inner.x,
@@ -225,7 +116,7 @@ def fit_of(
                 seed=seed,
             )
         )
-    return of_posterior(posterior_of(method, net, data, num_steps, seed))
+    return _of_posterior(posterior_of(method, net, data, num_steps, seed))
 
 
 def posterior_of(

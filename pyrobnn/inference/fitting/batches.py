@@ -370,7 +370,7 @@ class _SharedStream(Batches[tuple[Tensor, ...]]):
             self._drawn()
 
 
-def share_of_program(program: Any, num_ranks: int) -> Callable[..., Any]:
+def share_of_program(program: partial[None], num_ranks: int) -> Callable[..., Any]:
     """A program by :func:`scaled_program` of a loader, with its likelihood taken ``num_ranks`` times."""
     (factor,) = program.args
     return partial(program.func, num_ranks * factor)

@@ -134,7 +134,7 @@ class Shares:
     def across(self, function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         """The mean over the ranks of a function of this rank's rows, whose values are tensors."""
 
-        def mean(*args: Any) -> Any:
+        def mean(*args: Tensor) -> Any:
             self.evaluations += 1
             with self.noise("evaluation", self.evaluations) if self._own_noise else _AS_IT_IS:
                 outcome = function(*args)
@@ -290,7 +290,7 @@ class _ShareOfBatches(Sampler[list[int]]):
         return len(self._union)
 
 
-def gives_shares(loader: Any) -> bool:
+def gives_shares(loader: DataLoader | _Plain) -> bool:
     """Whether this is a DataLoader whose rows a ``DistributedSampler`` of torch's order deals out."""
     batching = loader.batch_sampler if isinstance(loader, DataLoader) else None
     if type(batching) is not BatchSampler:
