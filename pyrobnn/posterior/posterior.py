@@ -514,7 +514,8 @@ class Posterior:
             ...     with pyro.plate("rows", len(x)):
             ...         level = pyro.sample("level", dist.Normal(mean, 0.1))
             ...         pyro.sample("y", dist.Normal(level, 0.1), obs=y)
-            >>> posterior = pb.SVI(num_steps=500, compile=False).fit(program, torch.zeros(5), torch.ones(5) + 4)
+            >>> svi = pb.SVI(num_steps=2000, compile=False)
+            >>> posterior = svi.fit(program, torch.zeros(5), torch.ones(5) + 4)
             >>> levels, drawn_from = posterior.infer_local(torch.zeros(2))
             >>> levels["level"].shape, round(levels["level"].mean().item()), drawn_from
             (torch.Size([1, 1000, 2]), 5, 'program')

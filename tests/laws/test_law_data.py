@@ -275,6 +275,8 @@ def test_a_batch_size_that_is_not_the_methods_to_choose_is_refused(name):
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(weight, 1.0), obs=y)
 
+    if method.local_rows:  # takes rows of a program's plates
+        return
     with pytest.raises(
         (pb.Refused, TypeError), match="'batch_size' needs a BNN|must be a pyrobnn.BNN"
     ):

@@ -49,7 +49,8 @@ def data():
 def built(model, **options):
     problem = prepare(model, *data(), points="free")
     options = {"kl_direction": "forward", "compile": False, "init_scale": 0.4} | options
-    return build_elbo(pb.SVI(**options), problem, None, 0)
+    elbo, theta, _ = build_elbo(pb.SVI(**options), problem, None, 0)
+    return elbo, theta
 
 
 def moments_of(elbo, theta):

@@ -241,8 +241,11 @@ def test_plain_pyro_programs():
 
     posterior = SVI(num_steps=300, compile=False, lr=0.08).fit(program, x, y, num_draws=500)
     assert abs(float(posterior.draws["slope"].mean()) - 2) < 0.1
-    with pytest.raises(ValueError, match="plate"):
-        SVI(batch_size=10).fit(program, x, y)
+    batches = SVI(num_steps=300, compile=False, lr=0.08, batch_size=10)
+    by_batches = batches.fit(program, x, y, num_draws=500)
+    assert abs(float(by_batches.draws["slope"].mean()) - 2) < 0.1
+    ratio = by_batches.draws["slope"].std() / posterior.draws["slope"].std()
+    assert 0.5 < float(ratio) < 2  # ten rows counted as ten would make it 2.2
 
 
 def test_loaders_are_streamed():

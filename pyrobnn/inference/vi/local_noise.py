@@ -138,11 +138,14 @@ class WeightUses(TorchFunctionMode):
         kwargs: Mapping | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        for value in (*args, *kwargs.values()):
-            if id(value) in self.uses and func is not Tensor.is_floating_point:
-                x = args[0] if args else kwargs["input"]
-                self.uses[id(value)].append((func, x.shape if isinstance(x, Tensor) else None))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        # what gives no tensor, as a look at the shape, uses no values
+        if isinstance(result, Tensor):
+            for value in (*args, *kwargs.values()):
+                if id(value) in self.uses:
+                    x = args[0] if args else kwargs["input"]
+                    self.uses[id(value)].append((func, x.shape if isinstance(x, Tensor) else None))
+        return result
 
     def once_per_row(self, num_rows: int) -> bool:
         """Whether linear layers are there, and each uses its weights for one vector of each datum, and once.
