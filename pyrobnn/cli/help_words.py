@@ -24,9 +24,9 @@ _TYPES = {
 _SIGNS = {
     r"\|": "|",
     r"\log": "log",
-    r"\theta": "θ",
-    r"\Sigma": "Σ",
-    r"\varepsilon": "ε",
+    r"\theta": "theta",
+    r"\Sigma": "Sigma",
+    r"\varepsilon": "epsilon",
     r"_{diag}": "_diag",
 }
 #: default, as jsonargparse writes it → the value

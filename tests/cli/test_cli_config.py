@@ -86,8 +86,8 @@ def test_no_option_of_a_method_is_without_words(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "K, the number of last deviations kept; 0 for s^2 Σ_diag alone (whole number;" in text
     for option in (
-        "--swag.lr LR learning rate on the loss per datum, -log p(θ, y) / N;",
-        "--swa.lr LR learning rate on the loss per datum, -log p(θ, y) / N;",
+        "--swag.lr LR learning rate on the loss per datum, -log p(theta, y) / N;",
+        "--swa.lr LR learning rate on the loss per datum, -log p(theta, y) / N;",
         "--mle.lr LR its peak learning rate",
         "--ensemble.lr LR its peak learning rate",
     ):
