@@ -84,7 +84,9 @@ def test_no_option_of_a_method_is_without_words(capsys):
     with pytest.raises(SystemExit):
         read(["--methods", *METHODS, "--help"], "compare")
     text = " ".join(capsys.readouterr().out.split())
-    assert "K, the number of last deviations kept; 0 for s^2 Sigma_diag alone (whole number;" in text
+    assert (
+        "K, the number of last deviations kept; 0 for s^2 Sigma_diag alone (whole number;" in text
+    )
     for option in (
         "--swag.lr LR learning rate on the loss per datum, -log p(theta, y) / N;",
         "--swa.lr LR learning rate on the loss per datum, -log p(theta, y) / N;",
