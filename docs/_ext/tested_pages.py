@@ -44,6 +44,7 @@ OTHERS = {
         "tests/docs/test_packaging.py::test_citation_and_changes_name_the_version",
         "every run",
     ),
+    "howto/launchers": ("tests/docs/test_launchers.py", "slow"),
     "howto/command-line": (
         "tests/docs/test_docs.py::test_commands_and_options_of_a_page_exist",
         "every run",

@@ -114,7 +114,7 @@ class LogJoint(NamedTuple):
     function: Callable[[Tensor, Tensor], Tensor]
     rows: Tensor
     chain_dim: int | None
-    shares: Shares | None
+    shares: Shares | None = None
 
 
 def batch_log_joint(problem: Problem, batch: Batch) -> LogJoint:
