@@ -51,6 +51,7 @@ SLOW = {
     "pyro-program",
     "questions",
     "references",
+    "repair",
     "save-and-resume",
     "several-machines",
     "skpro",
@@ -182,7 +183,9 @@ def test_no_rule_for_a_narrow_screen_holds_on_paper():
 def test_no_page_is_without_an_example():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        code = [body for kind, body in MARKED.findall(text) if kind in ("python", "py", "sh", "toml")]
+        code = [
+            body for kind, body in MARKED.findall(text) if kind in ("python", "py", "sh", "toml")
+        ]
         included = (
             "<!-- site: " in text or "{literalinclude}" in text
         )  # of files that tests of their own run

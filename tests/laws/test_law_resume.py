@@ -128,8 +128,20 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["fixed", "inferred"])
-@pytest.mark.parametrize("name", BATCHES)
+#: methods whose noise is inferred in every run of the tests; of the others, whose loops are alike, in the slow ones
+EVERY_RUN = {"MAP", "ensemble", "SVI", "SWAG"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "fixed") for name in BATCHES),
+        *(
+            pytest.param(name, "inferred", marks=() if name in EVERY_RUN else pytest.mark.slow)
+            for name in BATCHES
+        ),
+    ],
+)
 def test_batches_noise_and_several_loops(name, kind, tmp_path):
     method = BATCHES[name]
     count = {} if method.kind == "point" or name == "ensemble" else {"num_draws": 6}
