@@ -340,7 +340,7 @@ def followed_modules(known: Collection[str]) -> Iterator[set[str]]:
 @contextlib.contextmanager
 def at_many_points() -> Iterator[None]:
     """The handler under which a program that is written for one point is run, or traced, for many."""
-    with _CholeskyFactors(), WrittenOut():
+    with _CholeskyFactors(), _BinomialNumbers(), WrittenOut():
         yield
 
 
@@ -356,6 +356,18 @@ class _CholeskyFactors(CallHandler):
             return call.result()
         factor, info = torch.linalg.cholesky_ex(*call.args, **call.options)
         return torch.where((info == 0)[..., None, None], factor, torch.nan)
+
+
+class _BinomialNumbers(CallHandler):
+    """Binomial numbers of many points whose count is one: torch makes its output as large as the count, and warns."""
+
+    def answer(self, call: Call) -> Any:
+        # WORKAROUND(torch<=2.13): vmap of torch.binomial with one count for all points
+        if call.function is not torch.binomial:
+            return call.result()
+        count, probability, *others = call.args
+        counts = count + torch.zeros_like(probability)
+        return torch.binomial(counts, probability, *others, **call.options)
 
 
 class _Widen(CallHandler):

@@ -64,3 +64,21 @@ def test_data_that_are_arguments_of_a_trace_are_no_constants_of_it():
     slope = torch.func.vmap(torch.func.grad_and_value(density.log_joint), in_dims=(0, None, None))
     for found, expected in zip(make_fx(slope)(z, x, y)(z, -x, y), slope(z, -x, y), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("error:An output with one or more elements was resized")
+def test_binomial_numbers_of_one_count_are_drawn_at_many_points():
+    def program(x, y=None):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Binomial(12, logits=slope * x), obs=y)
+
+    x = torch.linspace(-2, 2, 60)
+    y = torch.binomial(
+        torch.full((60,), 12.0), torch.sigmoid(x), generator=torch.Generator().manual_seed(0)
+    )
+    posterior = pb.SVI(num_steps=300, lr=0.05, compile=False).fit(program, x, y, num_draws=200)
+    replicates = posterior.to_datatree(x, y)["posterior_predictive"]["y"].values
+    means = replicates.reshape(-1, 60).mean(0)
+    expected = 12 * torch.sigmoid(posterior.draws["slope"][0, :, None] * x).mean(0)
+    assert abs(means - expected.numpy()).max() < 0.6
