@@ -172,8 +172,13 @@ class Prediction:
         size = math.prod(shape)
         if values.shape[-1] == math.prod(self.output_shape) != size:
             return values.unflatten(-1, self.output_shape)
-        is_last = values.shape[-1] == size and (values.dim() < 3 or values.shape[-2] != size)
-        return values.unflatten(-1 if is_last else -2, shape)
+        has_classes = (
+            isinstance(self.likelihood, DenseCategorical)
+            and values.shape[-1] == self.likelihood.num_classes
+            and values.dim() > 2
+            and values.shape[-2] == size
+        )
+        return values.unflatten(-2 if has_classes else -1, shape)
 
     def by_position(self, y: Tensor) -> tuple[Prediction, Tensor]:
         """Every position that has a label as a point of its own, and its label: what accuracy and calibration count.

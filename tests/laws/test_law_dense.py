@@ -279,3 +279,16 @@ def test_posthoc_says_what_takes_an_image():
     net, _, x, y, _ = case("segment")
     with pytest.raises(pb.Refused, match="DenseCategorical"):
         pb.posthoc(net, x, y)
+
+
+@pytest.mark.parametrize("name", ["denoise", "segment"])
+def test_as_many_points_as_positions_are_not_taken_for_them(name):
+    net, likelihood, x, y, shape = case(name)
+    posterior = pb.MAP(polish_steps=0, **SHORT).fit(pb.BNN(net, normal_prior(), likelihood), x, y)
+    size = math.prod(shape[:-1] if name == "segment" else shape)
+    prediction = posterior.predict(x[:1].expand(size, -1, -1, -1))
+    columns = prediction.probs if name == "segment" else prediction.f
+    shaped = prediction.shaped(columns)
+    axis = -2 if name == "segment" else -1
+    positions = shape[:-1] if name == "segment" else shape
+    assert torch.equal(shaped, columns.unflatten(axis, positions))
