@@ -322,6 +322,10 @@ class BNN:
         """
         if isinstance(self.net, SeveralInputs):
             return self.net.layout.possible(x)
+        return self.unit_exposure(x)
+
+    def unit_exposure(self, x: Tensor) -> Tensor:
+        """Inputs (N, …) whose rows all have exposure one, where the model has exposures: there rates are compared."""
         return self.net.with_exposure(x, 1.0) if isinstance(self.net, Exposed) else x
 
     @property
