@@ -363,7 +363,7 @@ class _BinomialNumbers(CallHandler):
 
     def answer(self, call: Call) -> Any:
         # WORKAROUND(torch<=2.13): vmap of torch.binomial with one count for all points
-        if call.function is not torch.binomial:
+        if call.function is not torch.binomial or len(call.args) < 2:
             return call.result()
         count, probability, *others = call.args
         counts = count + torch.zeros_like(probability)

@@ -25,9 +25,7 @@ from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.free_noise import HELD_SHARE, LEVELS, FreeNoise, held_first
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.paths import (
-    SECOND_SHARE,
-)
+from pyrobnn.inference.optim.paths import SECOND_SHARE
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_value import (
     Work,

@@ -45,7 +45,7 @@ class RowBatches:
 
         Raises:
             Refused: a program that cannot be run at some rows, or has values for rows outside of a plate.
-        ValueError: a size beside that of a DataLoader.
+            ValueError: a size beside that of a DataLoader.
         """
         density = problem.density
         if problem.gathered_size is not None:
