@@ -168,11 +168,13 @@ def minimize(
     kind: type[_Step] = _AdamStep if training.optimizer.kind == "adam" else _TorchStep
     shares = batches.shares if isinstance(batches, Batches) else None
     stepper = kind(
-        _Gradient(objective, training.optimizer.clip_norm, slopes, shares),
-        start,
-        len(tracked),
-        training,
-        name,
+        _Task(
+            _Gradient(objective, training.optimizer.clip_norm, slopes, shares),
+            start,
+            training,
+            len(tracked),
+            name,
+        )
     )
     if rates is not None:
         stepper.vary(rates)
@@ -379,6 +381,16 @@ class _StepState(TypedDict):
     optimizer: NotRequired[dict[str, Any]]
 
 
+class _Task(NamedTuple):
+    """What steps are made for: a gradient, where they start, how, and how many scalars are tracked beside the loss."""
+
+    gradient: _Gradient
+    start: Tensor
+    training: Training
+    num_tracked: int
+    name: str
+
+
 class _Step:
     """One update, compiled anew for every batch shape, and its record.
 
@@ -390,17 +402,12 @@ class _Step:
     #: rows that a compiled update is handed: it is the same code for any number of steps
     block = 1024
 
-    def __init__(
-        self,
-        gradient: _Gradient,
-        start: Tensor,
-        num_tracked: int,
-        training: Training,
-        name: str,
-    ):
-        self.gradient = gradient
+    def __init__(self, task: _Task):
+        start = task.start
+        training = task.training
+        self.gradient = task.gradient
         self.training = training
-        self.name = name
+        self.name = task.name
         self.theta = start.detach().clone()
         self.mean = torch.zeros_like(self.theta)
         self.step = torch.zeros(
@@ -413,7 +420,7 @@ class _Step:
         padding = -num_steps % self.block
         self.records = torch.zeros(
             num_steps + padding,
-            1 + num_tracked,
+            1 + task.num_tracked,
             *members,
             dtype=torch.float64,
             device=start.device,
@@ -543,21 +550,8 @@ class _Step:
 class _AdamStep(_Step):
     """Adam, its moments and its schedule inside the compiled graph; the state is written in place."""
 
-    def __init__(
-        self,
-        gradient: _Gradient,
-        start: Tensor,
-        num_tracked: int,
-        training: Training,
-        name: str,
-    ):
-        super().__init__(
-            gradient,
-            start,
-            num_tracked,
-            training,
-            name,
-        )
+    def __init__(self, task: _Task):
+        super().__init__(task)
         zeros = torch.zeros_like(self.theta)
         self.moments = zeros, zeros.clone()
         self.vectors = self.theta, *self.moments, self.mean, self.step, self.grad_norm
@@ -642,21 +636,8 @@ class _AdamStep(_Step):
 class _TorchStep(_Step):
     """Any torch optimiser: the compiled part is loss and gradient."""
 
-    def __init__(
-        self,
-        gradient: _Gradient,
-        start: Tensor,
-        num_tracked: int,
-        training: Training,
-        name: str,
-    ):
-        super().__init__(
-            gradient,
-            start,
-            num_tracked,
-            training,
-            name,
-        )
+    def __init__(self, task: _Task):
+        super().__init__(task)
         self.optimizer = self.training.optimizer.kind([self.theta])
         check_type(
             "optimizer", self.optimizer, torch.optim.Optimizer, "what makes a torch.optim.Optimizer"
