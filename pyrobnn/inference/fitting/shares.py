@@ -131,6 +131,11 @@ class Shares:
         self._device = device
         self._own_noise = own_noise
 
+    @property
+    def rows_of_batch(self) -> tuple[int, int]:
+        """Which rows of a batch of the fit are this rank's: the number of the first, and the step to the next."""
+        return self.ranks.rank, self.ranks.count
+
     def across(self, function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         """The mean over the ranks of a function of this rank's rows, whose values are tensors."""
 

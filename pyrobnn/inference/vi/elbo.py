@@ -61,6 +61,7 @@ class Elbo:
         estimator: None, ``"local_reparameterization"`` or ``"flipout"`` (factorised normal guides only).
         num_particles: draws averaged.
         kl_direction: ``"reverse"``, KL(q‖prior), of the bound; ``"forward"``, KL(prior‖q), of factorised normal guides.
+        noise_rows: of a batch that is a share of one: the number of its first row, and the step to the next.
 
     Raises:
         Refused: a forward KL of a guide, or from a prior, for which there is none.
@@ -75,6 +76,7 @@ class Elbo:
         estimator: Estimator | None = None,
         num_particles: int = 1,
         kl_direction: KLDirection = "reverse",
+        noise_rows: tuple[int, int] = (0, 1),
     ):
         # the objective is noisy where the program subsamples; the sites' layout is the same. Where sites belong to rows
         # it is so at rows that are given, see `at_rows`
@@ -82,8 +84,7 @@ class Elbo:
         self.family = family
         self.estimator = estimator
         self.num_particles = num_particles
-        # which rows a batch has, where it is a share of one: the first, and the step to the next
-        self.rows = (0, 1)
+        self.noise_rows = noise_rows
         self.latent = tuple(site for site in density.sites if site.kind == "latent")
         any_key = torch.zeros(
             (),
@@ -140,7 +141,7 @@ class Elbo:
         points = theta[self.family.size :]
 
         def particle(key: Tensor) -> ElboParts:
-            noise = Noise(key, self.rows)
+            noise = Noise(key, self.noise_rows)
             draw = self.family.draw(phi, noise)
             log_likelihood, cross = self._terms(
                 noise, torch.cat([draw.z, points]), draw.moments, *args

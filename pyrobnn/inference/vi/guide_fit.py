@@ -83,6 +83,7 @@ def build_elbo(
         estimator=estimator,
         num_particles=config.num_particles,
         kl_direction=config.kl_direction,
+        noise_rows=(0, 1) if problem.shares is None else problem.shares.rows_of_batch,
     )
     if rows is not None:
         _check_rows(rows, elbo)
@@ -309,9 +310,6 @@ class GuideFit:
         self.owner = owner or config
         self.init = init
         self.elbo, self.start, self.rows = build_elbo(config, self.share, init, seed)
-        if self.share.shares is not None:
-            ranks = self.share.shares.ranks
-            self.elbo.rows = (ranks.rank, ranks.count)
         self.free_noise = FreeNoise.of(self.share)
         # at which the noise is held in the first ``num_held`` steps
         self.level: Tensor | None = None
