@@ -165,11 +165,11 @@ def rehearse(
     started = time.perf_counter()
     doubled_x = torch.cat([x, x])
     ys = _targets(model, y, x, truths, seed + 1)
-    if workers is not None and _refits_singly(method):
-        world = _World(method, model, doubled_x, ys, truths, draws_per_fit, points, seed)
-        covered = _covered_on(workers, world)
+    if _refits_singly(method):
+        refit_world = _Refit(method, model, doubled_x, ys, truths, draws_per_fit, points, seed)
+        covered = _covered_by(refit_world, workers)
     else:
-        refits = _refits(method, model, doubled_x, ys, draws_per_fit, seed + 1)
+        refits = _refits_together(method, model, doubled_x, ys, draws_per_fit, seed + 1)
         covered = [_covered(truths[i], refit, points, seed + i) for i, refit in enumerate(refits)]
     seconds = time.perf_counter() - started
     return Rehearsal(
@@ -292,8 +292,8 @@ def _targets(
 
 
 @dataclass(frozen=True, eq=False)
-class _World:
-    """The refit of a world by its number, as a worker does it: whether its intervals hold the truth."""
+class _Refit:
+    """The refit of a world by its number, and whether its intervals hold the truth; a worker may do it."""
 
     method: Method
     model: BNN
@@ -316,11 +316,14 @@ class _World:
         return _covered(self.truths[number], refit, self.points, self.seed + number)
 
 
-def _covered_on(workers: Executor | int, world: _World) -> list[Covered]:
-    """What the intervals of each world hold, as the workers find it."""
+def _covered_by(refit: _Refit, workers: Executor | int | None) -> list[Covered]:
+    """What the intervals of each world hold, by a refit of each, here or on the workers."""
+    numbers = range(len(refit.ys))
+    if workers is None:
+        return [refit(number) for number in numbers]
     covered = []
     with executor_of(workers) as executor:
-        for _, outcome in outcomes(executor, world, range(len(world.ys))):
+        for _, outcome in outcomes(executor, refit, numbers):
             if isinstance(outcome, BaseException):
                 raise outcome
             covered.append(outcome)
@@ -332,7 +335,7 @@ def _refits_singly(method: Method) -> bool:
     return not (isinstance(method, NUTS) and method.num_warmup) and not _searches_together(method)
 
 
-def _refits(
+def _refits_together(
     method: Method,
     model: BNN,
     x: Tensor,
@@ -340,7 +343,7 @@ def _refits(
     num_draws: int,
     seed: int,
 ) -> Iterator[Posterior]:
-    """The posterior of each world, given its rows and those observed: of all in one search where the method can."""
+    """The posterior of each world, given its rows and those observed: of all by one run of chains, or in one search."""
     with warnings.catch_warnings(action="ignore"):  # the first fit has said it
         if isinstance(method, NUTS) and method.num_warmup:
             yield from fit_batch(
@@ -351,17 +354,8 @@ def _refits(
                 num_draws=num_draws,
                 seed=seed,
             )
-        elif _searches_together(method):
-            yield from _common_search(method, model, x, ys, num_draws, seed)
         else:
-            for world, targets_of_world in enumerate(ys):
-                options: dict[str, Any] = {"num_draws": num_draws, "seed": seed + world}
-                yield method.fit(
-                    model,
-                    x,
-                    targets_of_world,
-                    **options,
-                )
+            yield from _common_search(method, model, x, ys, num_draws, seed)
 
 
 def _search_of(method: Method) -> Any:
