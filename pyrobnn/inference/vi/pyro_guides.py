@@ -44,7 +44,7 @@ from pyrobnn.inference.vi.written_guides import (
 )
 from pyrobnn.model import Density
 from pyrobnn.model.compile.trees import leaves_of
-from pyrobnn.model.density import Site
+from pyrobnn.model.density import Rows, Site
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply
@@ -156,16 +156,21 @@ class GuideFamily:
         Args:
             some: the model at the last rows of each plate.
         """
-        family = self.at_rows(self.density, some)
+        if some.rows is not None:
+            gradient, shapes = self._run_at_rows(some, some.rows)
+            self._check_shapes(some, shapes)
+            self._check_own_rows(gradient, some.rows)
+
+    def _run_at_rows(self, some: Density, rows: Rows) -> tuple[Tensor, dict[str, torch.Size]]:
+        """The gradient, of all parameters, of a run at some rows, and the shape of what each latent site is there."""
 
         def total(phi: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             nodes, log_q = _run_guide(self.guide, self.unflatten(phi), some, {}, torch.randn_like)
-            values = {site.name: nodes[site.name]["value"] for site in family.latent}
+            values = {
+                site.name: nodes[site.name]["value"] for site in some.sites if site.kind == "latent"
+            }
             return log_q + sum(value.sum() for value in values.values()), values
 
-        rows = some.rows
-        if rows is None:
-            return
         try:
             with seeded(0, some.device):
                 gradient, values = torch.func.grad(total, has_aux=True)(self.initial())
@@ -175,14 +180,21 @@ class GuideFamily:
             if any(isinstance(module, AutoContinuous) for module in self.guide.modules()):
                 without_rows(self, some)
             raise not_at_rows("guide", rows.numbers, rows.sizes, error) from error
-        for site in family.latent:
-            shape = tuple(values[site.name].shape)
-            if shape != tuple(site.shape):
+        return gradient, {name: value.shape for name, value in values.items()}
+
+    def _check_shapes(self, some: Density, shapes: Mapping[str, torch.Size]) -> None:
+        """Refuse a guide whose sites have other rows than the model's."""
+        for name, shape in shapes.items():
+            site = some.site(name)
+            if tuple(shape) != tuple(site.shape):
                 raise Refused(
-                    f"the guide samples {site.name!r} of shape {shape} where the model takes some rows, and has it of "
-                    f"shape {tuple(site.shape)}: sample it in the same plate, and take its parameters by the plate's "
-                    "rows, loc[rows]; a guide that draws all rows together cannot be fitted by mini-batches"
+                    f"the guide samples {name!r} of shape {tuple(shape)} where the model takes some rows, and has it "
+                    f"of shape {tuple(site.shape)}: sample it in the same plate, and take its parameters by the "
+                    "plate's rows, loc[rows]; a guide that draws all rows together cannot be fitted by mini-batches"
                 )
+
+    def _check_own_rows(self, gradient: Tensor, rows: Rows) -> None:
+        """Refuse a guide that reads the parameters of rows before those that it was run at, the last of each plate."""
         for plate, numbers in rows.numbers.items():
             others = int(numbers.min())
             for name, slope in self.unflatten(gradient).items():
