@@ -95,7 +95,7 @@ def fit_on_ranks(
     x: Any = None,
     y: Any = None,
     *,
-    num_draws: int = 1000,
+    num_draws: int | None = None,
     seed: int = 0,
     init: Posterior | nn.Module | None = None,
     device: str | torch.device | None = None,
@@ -121,7 +121,8 @@ def fit_on_ranks(
         method: rows are shared by :class:`pyrobnn.MLE`, ``MAP``, ``DeepEnsemble``, ``MCDropout``, ``SVI``, ``SWA``,
             ``SWAG``, ``SGLD`` and ``SGHMC``; chains of ``NUTS``, ``SGLD`` and ``SGHMC``, members of ``DeepEnsemble``.
         model, x, y, init: as for ``method.fit``. Where rows are shared the net begins alike on every rank.
-        num_draws: of each chain; an ensemble has one draw a member.
+        num_draws: of each chain, by default 1000; where rows are shared as for ``method.fit``. Points and ensembles,
+            which have one draw a member, take no notice.
         seed: of the whole run, from which every rank derives its own where chains or members are shared.
         device: where this rank computes; default GPU number ``LOCAL_RANK`` under NCCL, else where ``x`` is.
         checkpoint: a file, to whose name every rank adds its number where chains or members are shared; of rows rank
@@ -177,7 +178,8 @@ def fit_on_ranks(
                 **shown,
             },
         )
-    job = _Job(method, model, x, y, num_draws, seed, init, checkpoint)
+    count = 1000 if num_draws is None else num_draws
+    job = _Job(method, model, x, y, count, seed, init, checkpoint)
     posterior = job(ranks.count, ranks.rank, device=device, **shown)
     if ranks.count == 1:
         return posterior
@@ -200,7 +202,7 @@ def _fit_to_shares(
     loader: DataLoader,
     y: Any,
     ranks: Ranks,
-    num_draws: int,
+    num_draws: int | None,
     options: dict[str, Any],
 ) -> Posterior:
     """The fit of all ranks to the rows that the ranks' loaders share out; ``options`` of ``fit``."""
@@ -218,7 +220,7 @@ def _fit_to_shares(
                 "the ranks begin with different nets: build the net alike on every rank, after torch.manual_seed(0), "
                 "or load the same weights"
             )
-    if method.kind == "chains" or method.default_draws == 1000:
+    if num_draws is not None and _has_free_draws(method):
         options["num_draws"] = num_draws
     if options["init"] is None:
         del options["init"]
@@ -390,6 +392,11 @@ def _concatenated(
     for name, values in example.items():
         joined[name] = torch.cat([fit[name] for fit in fits], dim).to(values)
     return joined
+
+
+def _has_free_draws(method: Method) -> bool:
+    """Whether draws are as many as are asked for: a point is one draw, and an ensemble has one a member."""
+    return method.kind != "point" and not hasattr(method, "num_members")
 
 
 def _own_gpu() -> str:
