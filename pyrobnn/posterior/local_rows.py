@@ -49,8 +49,8 @@ def infer_local(
     names = [] if density is None else _of_rows(posterior, density)
     if density is None or not names:
         raise ValueError(
-            "the model has no latent site with a value for each row of x and y: 'infer_local' draws those of a program "
-            "with 'with pyro.plate('rows', len(x))' around them"
+            "the model has no latent site with a value for each row of x and y: 'infer_local' draws the sites of a "
+            "program that stand in a plate of all rows, with pyro.plate('rows', len(x))"
         )
     known = [site.name for site in density.sites if site.name in posterior.draws]
     shared = {name: posterior.draws[name].flatten(0, 1) for name in known if name not in names}
