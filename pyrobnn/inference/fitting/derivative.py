@@ -8,6 +8,7 @@ leaves what was cut at its prior.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +28,9 @@ from pyrobnn.model.fused import WrittenOut
 
 #: rows that are enough to see what a net does with them
 FEW = 8
-#: seconds of one gradient beyond which a program is not checked; seconds after which no other site is
+#: seconds of one gradient beyond which a program is not checked
 _SLOWEST = 1.0
+#: CPU seconds that looking at groups of sites may take, and after which no other wrong site is looked for
 _SECONDS = 2.0
 #: groups of sites that are tried before single sites are
 _MOST_GROUPS = 16
@@ -172,11 +174,10 @@ def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
     """
     if seconds > _SLOWEST:
         return []
-    deadline = time.monotonic() + _SECONDS
     size = sum(leaf.nbytes for leaf in leaves_of(density.args) if isinstance(leaf, Tensor))
     for accuracy in (DOUBLE, SINGLE) if size <= _MOST_DATA else (SINGLE,):
         try:
-            sites = _wrong_sites(density, accuracy, seconds, deadline)
+            sites = _wrong_sites(density, accuracy)
         except Exception as error:
             # whatever a program may raise at a point, or of values in float64
             tolerable(error)
@@ -191,31 +192,40 @@ def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
     return [Finding("wrong_gradient", {"names": list(sites), **numbers})]
 
 
-def _wrong_sites(
-    density: Density,
-    accuracy: Accuracy,
-    seconds: float,
-    deadline: float,
-) -> dict[str, Slopes]:
+def _wrong_sites(density: Density, accuracy: Accuracy) -> dict[str, Slopes]:
     """The sites whose gradient is not the derivative, each with its slopes."""
     probe = _Probe(density, accuracy)
+    begin = time.thread_time()
+    points = [point for point in map(probe.at, _starts(density)) if point is not None]
+    groups = _groups(density.sites, time.thread_time() - begin)
+    # the time of this thread: what else the machine does changes no finding
+    deadline = time.thread_time() + _SECONDS
     wrong: dict[str, Slopes] = {}
-    for start in _starts(density):
-        point = probe.at(start)
-        if point is None:
-            continue
-        unknown = [site for site in density.sites if site.name not in wrong]
-        for group in _groups(unknown, seconds):
-            if time.monotonic() > deadline:
-                return wrong
-            # most programs are right: one step is enough to see it
-            if not point.slopes(group, accuracy.steps[:1]).differ:
-                continue
-            for site in group:
-                slopes = probe.confirmed(point, site)
+    for point in points:
+        for group in groups:
+            unknown = [site for site in group if site.name not in wrong]
+            for site in _suspicious(point, unknown):
+                if wrong and time.thread_time() > deadline:
+                    return wrong
+                slopes = point.confirmed(site)
                 if slopes is not None:
                     wrong[site.name] = slopes
     return wrong
+
+
+def _suspicious(point: _Point, group: Sequence[Site]) -> Iterator[Site]:
+    """The sites of a group along which the slopes differ: most programs are right, and one step is enough to see it.
+
+    Where they differ along the whole group, its halves are looked at.
+    """
+    if not group or not point.slopes(group, point.probe.accuracy.steps[:1]).differ:
+        return
+    if len(group) == 1:
+        yield group[0]
+        return
+    middle = len(group) // 2
+    yield from _suspicious(point, group[:middle])
+    yield from _suspicious(point, group[middle:])
 
 
 def _starts(density: Density) -> Iterator[Tensor]:
@@ -226,8 +236,12 @@ def _starts(density: Density) -> Iterator[Tensor]:
 
 
 def _groups(sites: Sequence[Site], seconds: float) -> list[list[Site]]:
-    """The sites one by one, or in so many groups as there is time for."""
-    affordable = int(_SECONDS / max(8.0 * seconds, 1e-3))
+    """The sites one by one, or in so many groups as there is time for.
+
+    Args:
+        seconds: what the gradients at all starts take; so do the differences along one direction, about.
+    """
+    affordable = int(_SECONDS / max(2.0 * seconds, 1e-3))
     count = max(1, min(len(sites), _MOST_GROUPS, affordable))
     return [list(sites[offset::count]) for offset in range(count) if sites]
 
@@ -253,19 +267,6 @@ class _Probe:
             return None
         return _Point(self, z, gradient, float(value))
 
-    def confirmed(self, point: _Point, site: Site) -> Slopes | None:
-        """The slopes of a site at ``point``, if they differ for certain there and at a point beside it."""
-        slopes = point.slopes([site], self.accuracy.steps)
-        if not slopes.certain:
-            return None
-        with seeded(2, self.density.device):
-            beside = self.at(point.z + 0.01 * torch.randn_like(point.z))
-        if beside is None or not beside.slopes([site], self.accuracy.steps).certain:
-            return None
-        # values of fewer digits than the point has may not move over small steps
-        wide = point.slopes([site], [self.accuracy.wide])
-        return None if wide.error < 0.5 * slopes.error else slopes
-
 
 @dataclass(frozen=True, eq=False)
 class _Point:
@@ -275,6 +276,24 @@ class _Point:
     z: Tensor
     gradient: Tensor
     value: float
+
+    @functools.cached_property
+    def beside(self) -> _Point | None:
+        """A point near this one; None where the density or its gradient is not finite there."""
+        with seeded(2, self.probe.density.device):
+            return self.probe.at(self.z + 0.01 * torch.randn_like(self.z))
+
+    def confirmed(self, site: Site) -> Slopes | None:
+        """The slopes of a site, if they differ for certain here and at the point beside."""
+        accuracy = self.probe.accuracy
+        slopes = self.slopes([site], accuracy.steps)
+        if not slopes.certain:
+            return None
+        if self.beside is None or not self.beside.slopes([site], accuracy.steps).certain:
+            return None
+        # values of fewer digits than the point has may not move over small steps
+        wide = self.slopes([site], [accuracy.wide])
+        return None if wide.error < 0.5 * slopes.error else slopes
 
     def slopes(self, sites: Sequence[Site], steps: Sequence[float]) -> Slopes:
         """The slopes along one random direction of the values of ``sites``."""

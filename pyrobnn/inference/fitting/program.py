@@ -51,7 +51,7 @@ def check_signature(program: Program) -> None:
 
 
 def timed_gradient(density: Density, data: Mapping[str, Data]) -> float:
-    """Take one gradient of a program, and return the seconds that it took.
+    """Take one gradient of a program, and return the CPU seconds that it took in this thread.
 
     Raises:
         Refused: the gradient cannot be had, of overwritten values or of values that go through NumPy.
@@ -59,7 +59,7 @@ def timed_gradient(density: Density, data: Mapping[str, Data]) -> float:
     """
     torch.func.grad(torch.sum)(torch.zeros(()))  # the first use imports for seconds
     z = density.sample_prior(1, seed=0)[0]
-    begin = time.perf_counter()
+    begin = time.thread_time()
     try:
         gradient, value = torch.func.grad_and_value(density.log_joint)(z)
     except RuntimeError as error:
@@ -79,7 +79,7 @@ def timed_gradient(density: Density, data: Mapping[str, Data]) -> float:
             "the program overwrites values that its gradient needs, as h[t] = s * h[t - 1] does, which reads one "
             "element of h before it writes the next: collect the values in a list and torch.stack them"
         ) from error
-    seconds = time.perf_counter() - begin
+    seconds = time.thread_time() - begin
     if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
         for name, value in data.items():
             if isinstance(value, Tensor):
