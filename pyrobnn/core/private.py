@@ -113,14 +113,20 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def callable_in_a_trace() -> _Context:
     """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
-    untraced = find("torch.fx._symbolic_trace._is_fx_tracing_context")
-    if untraced is not None:
-        return untraced(False)
+    return _flagged(False) or contextlib.nullcontext()
+
+
+def _flagged(is_traced: bool) -> _Context | None:
+    """Inside, torch takes a trace to be under way, or none; None where this torch has no such flag."""
+    flag = find("torch.fx._symbolic_trace._is_fx_tracing_context")
+    if flag is not None:
+        context: _Context = flag(is_traced)
+        return context
     # WORKAROUND(torch<2.14): the flag is of the process, not of a thread
     tracing = find("torch.fx._symbolic_trace")
     if hasattr(tracing, "_is_fx_tracing_flag"):
-        return replaced(tracing, "_is_fx_tracing_flag", False)
-    return contextlib.nullcontext()
+        return replaced(tracing, "_is_fx_tracing_flag", is_traced)
+    return None
 
 
 class Tracer:
@@ -223,11 +229,15 @@ def _recorded(
     recording = _Recording(decompositions)
     for number, tensor in enumerate(inputs):
         recording.begin(tensor, f"arg{number}_1")
+    # code that torch.compile has made would do its work unseen: where the flag is set, it refuses
+    flagged = _flagged(True)
+    if flagged is None:
+        raise Gone(f"torch {torch.__version__} has no flag of a trace")
     # what autocast has cast before would be a constant
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with mode(recording):
+        with flagged, mode(recording):
             results = fn(*inputs)
     finally:
         torch.set_autocast_cache_enabled(cached)
@@ -302,14 +312,11 @@ class _Recording:
         # the tensor of a number is fresh at every call
         if func is _ATEN.lift_fresh.default:
             func = _ATEN.lift_fresh_copy.default
-        node = self._graph.create_node(
-            "call_function",
-            func,
-            tuple([self._argument(value) for value in args]),
-            {name: self._argument(value) for name, value in kwargs.items()},
-            name=func.overloadpacket.__name__.lstrip("_"),
-        )
+        positional = tuple([self._argument(value) for value in args])
+        options = {name: self._argument(value) for name, value in kwargs.items()}
         results = func(*args, **kwargs)
+        name = func.overloadpacket.__name__.lstrip("_")
+        node = self._graph.create_node("call_function", func, positional, options, name)
         constant = None
         if isinstance(results, Tensor) and results.numel() <= 1:
             constant = self._constant(func, args, kwargs)
@@ -413,6 +420,11 @@ def _mode_class(dispatch_mode: type) -> Any:
         def __init__(self, recording: _Recording) -> None:
             super().__init__()
             self.recording = recording
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            """Dynamo makes what it makes without the mode: what it leaves out once it leaves out for good."""
+            return True
 
         def __torch_dispatch__(
             self,
