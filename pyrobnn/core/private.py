@@ -111,6 +111,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+def untraced() -> _Context | None:
+    """Inside, nothing is written down in the trace that is under way; None where this torch lacks a name for it."""
+    recording = _Recording.active()
+    if recording is not None:
+        return recording.paused()
+    pause = find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
+    return None if pause is None else pause()
+
+
 def callable_in_a_trace() -> _Context:
     """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
     return _flagged(False) or contextlib.nullcontext()

@@ -242,8 +242,8 @@ def of_constant(read: Callable[..., _Read], *args: Any, **options: Any) -> _Read
     names = ("is_functorch_wrapped_tensor", "get_unwrapped")
     is_wrapped, unwrapped = (private.find(f"torch._C._functorch.{name}") for name in names)
     untransformed = private.find("torch._C._DisableFuncTorch")
-    untraced = private.find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
-    if None in (is_wrapped, unwrapped, untransformed, untraced):
+    untraced = private.untraced()
+    if untraced is None or None in (is_wrapped, unwrapped, untransformed):
         return read(*args, **options)
 
     def innermost(argument: Any) -> Any:
@@ -253,7 +253,7 @@ def of_constant(read: Callable[..., _Read], *args: Any, **options: Any) -> _Read
 
     args = tuple(map(innermost, args))
     options = {name: innermost(argument) for name, argument in options.items()}
-    with untransformed(), untraced(), torch._C.DisableTorchFunction():
+    with untransformed(), untraced, torch._C.DisableTorchFunction():
         return read(*args, **options)
 
 
