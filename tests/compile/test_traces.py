@@ -65,12 +65,19 @@ def untraced(fn, *example):
         return compiled(fn, *example, enabled=False, calls=100)
 
 
+@pytest.fixture
+def settings_of_pyro():
+    """Dynamo turns the validation of distributions off."""
+    settings = pyro.settings.get()
+    yield
+    pyro.settings.set(**settings)
+
+
+@pytest.mark.usefixtures("settings_of_pyro")
 def test_code_of_torch_compile_is_no_constant():
     """What it does is not seen by a trace: such a function is run as it is."""
     doubled = torch.compile(lambda z: z * 2.0, backend="eager")
-    settings = pyro.settings.get()
     doubled(torch.ones(3))
-    pyro.settings.set(**settings)  # Dynamo turns validation off
     step = untraced(lambda z: doubled(z) + 1.0, torch.ones(3))
     assert step.tier == "eager"
     assert step(torch.full((3,), 2.0)).tolist() == [5.0] * 3
