@@ -19,12 +19,12 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_aggregate
+from torch.fx.node import Argument, map_aggregate
 from torch.nn import Parameter
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     #: what a traced function returns: tensors, or trees of them
     _Outputs = Tensor | float | Mapping | Sequence | None
+    #: what an operator takes
+    _Argument = Tensor | complex | str | torch.dtype | torch.device | Sequence | None
 
 
 class Gone(ImportError):
@@ -218,7 +220,7 @@ class _Traced(NamedTuple):
 
 
 def _recorded(
-    fn: Callable[..., Any],
+    fn: Callable[..., _Outputs],
     inputs: Sequence[Tensor],
     decompositions: Mapping,
 ) -> GraphModule:
@@ -291,9 +293,9 @@ class _Recording:
         """Take the tensor for an argument of the graph."""
         self._follow(tensor, self._graph.placeholder(name))
 
-    def ended(self, results: Any) -> GraphModule:
+    def ended(self, results: _Outputs) -> GraphModule:
         """The graph of what has been recorded, with these results (a tree of tensors)."""
-        self._graph.output(map_aggregate(results, self._result))
+        self._graph.output(map_aggregate(cast(Argument, results), self._result))
         # its code is written where it is called
         kind = find("torch.fx._lazy_graph_module._LazyGraphModule") or GraphModule
         module: GraphModule = kind(self._constants, self._graph)
@@ -301,10 +303,10 @@ class _Recording:
 
     def record(
         self,
-        mode: Any,
+        mode: _Context,
         func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[_Argument, ...],
+        kwargs: Mapping[str, _Argument],
     ) -> Any:
         """Execute an operation and write it down, or those that it is made of."""
         parts = self._parts(func)
@@ -342,45 +344,45 @@ class _Recording:
     def _constant(
         self,
         func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[_Argument, ...],
+        kwargs: Mapping[str, _Argument],
     ) -> Tensor | None:
         """The one number that an operation has for result at every call: Python may look at it."""
         if func is _ATEN.lift_fresh_copy.default:
-            return args[0].clone()
+            return cast(Tensor, args[0]).clone()
         is_drawn = torch.Tag.nondeterministic_seeded in func.tags
         if is_drawn or not any(self._is_constant(value) for value in args):
             return None
         known = self._known_values(args, kwargs)
         return None if known is None else func(*known[0], **known[1])
 
-    def _is_constant(self, value: Any) -> bool:
+    def _is_constant(self, value: _Argument) -> bool:
         """Whether a value is a number that the trace has made, and knows."""
         traced = self._traced.get(value) if isinstance(value, Tensor) else None
         return traced is not None and traced.constant is not None
 
     def _known_values(
         self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[_Argument, ...],
+        kwargs: Mapping[str, _Argument],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments with the values of constants; None where one of them is another tensor of the trace."""
         unknown: list[Tensor] = []
 
-        def value(argument: Any) -> Any:
-            traced = self._traced.get(argument) if isinstance(argument, Tensor) else None
-            if traced is None:
+        def value(argument: Argument) -> Argument:
+            if not isinstance(argument, Tensor) or argument not in self._traced:
                 return argument
-            if traced.constant is None:
+            constant = self._traced[argument].constant
+            if constant is None:
                 unknown.append(argument)
-            return traced.constant
+            return constant
 
         known: Any = map_aggregate((args, dict(kwargs)), value)
         return None if unknown else known
 
     def _follow(
         self,
-        results: Any,
+        results: _Outputs,
         node: Node,
         constant: Tensor | None = None,
     ) -> None:
@@ -394,7 +396,7 @@ class _Recording:
                     item = self._graph.call_function(operator.getitem, (node, place))
                     self._follow(result, item)
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: _Argument) -> Any:
         """An argument of an operation as the graph's code says it."""
         if isinstance(value, Tensor):
             return self._node_of(value)
@@ -404,7 +406,7 @@ class _Recording:
             return value
         raise NotImplementedError(f"an argument of type {type(value).__name__}")
 
-    def _result(self, value: Any) -> Any:
+    def _result(self, value: Argument) -> Argument:
         return self._node_of(value) if isinstance(value, Tensor) else value
 
     def _node_of(self, tensor: Tensor) -> Node:
@@ -425,7 +427,7 @@ class _Recording:
 def _mode_class(dispatch_mode: type) -> Any:
     """The dispatch mode that hands each operation to a recording."""
 
-    class Mode(dispatch_mode):  # type: ignore[misc, valid-type]
+    class Mode(dispatch_mode):
         def __init__(self, recording: _Recording) -> None:
             super().__init__()
             self.recording = recording
@@ -439,8 +441,8 @@ def _mode_class(dispatch_mode: type) -> Any:
             self,
             func: OpOverload,
             types: Sequence[type],
-            args: tuple[Any, ...] = (),
-            kwargs: Mapping[str, Any] | None = None,
+            args: tuple[_Argument, ...] = (),
+            kwargs: Mapping[str, _Argument] | None = None,
         ) -> Any:
             if self.recording.is_paused:
                 return func(*args, **(kwargs or {}))
