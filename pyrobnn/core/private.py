@@ -60,6 +60,12 @@ def _required(name: str) -> Any:
     return value
 
 
+@functools.cache  # a look-up takes longer than what is done with it, and there are dozens in one density
+def looked_up(find: Callable[[str], Any], *names: str) -> tuple[Any, ...]:
+    """What ``find`` says of each name."""
+    return tuple(map(find, names))
+
+
 def origin(error: BaseException) -> BaseException:
     """What went wrong inside of a compiler, which wraps errors in its own."""
     inner = getattr(error, "inner_exception", None)
@@ -118,7 +124,7 @@ def untraced() -> _Context | None:
     recording = _Recording.active()
     if recording is not None:
         return recording.paused()
-    pause = find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
+    (pause,) = looked_up(find, "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
     return None if pause is None else pause()
 
 
@@ -272,7 +278,7 @@ class _Recording:
     @classmethod
     def active(cls) -> _Recording | None:
         """The one under way in this thread, innermost; None where nothing is recorded."""
-        modes = find("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
+        (modes,) = looked_up(find, "torch.utils._python_dispatch._get_current_dispatch_mode_stack")
         for mode in reversed(modes() if modes else []):
             recording = getattr(mode, "recording", None)
             if isinstance(recording, cls) and not recording.is_paused:
