@@ -197,6 +197,8 @@ class Tracer:
 # -- a trace by torch's dispatch ---------------------------------------------------------------------------------------
 
 _ATEN = torch.ops.aten
+#: the function that says which modes are active in this thread
+_MODES = "torch.utils._python_dispatch._get_current_dispatch_mode_stack"
 #: arguments of operators that a graph's code can say
 _LITERALS = (
     str,
@@ -243,6 +245,7 @@ def _recorded(
         RuntimeError: the function looks at the value of a tensor.
     """
     mode = _mode_class(_required("torch.utils._python_dispatch.TorchDispatchMode"))
+    _required(_MODES)  # without it nobody would see that a trace is under way
     recording = _Recording(decompositions)
     for number, tensor in enumerate(inputs):
         recording.begin(tensor, f"arg{number}_1")
