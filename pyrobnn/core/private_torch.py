@@ -205,10 +205,10 @@ def distributions_born(hook: Callable[[Distribution], None]) -> Iterator[None]:
                 _make_distributions_by(_original_init, _original_clamp)
 
 
-@functools.cache  # a look-up takes longer than what is done with it, and there are dozens in one density
+@functools.cache
 def _functorch(find: Callable[[str], Any], names: tuple[str, ...]) -> tuple[Any, ...]:
     """What ``find`` says of names of functorch."""
-    return tuple(find(f"torch._C._functorch.{name}") for name in names)
+    return private.looked_up(find, *[f"torch._C._functorch.{name}" for name in names])
 
 
 def depends(value: Tensor) -> bool:
@@ -240,10 +240,10 @@ def is_batched(value: Tensor) -> bool:
 def of_constant(read: Callable[..., _Read], *args: Any, **options: Any) -> _Read:
     """What a function reads of tensors that are the same at all points, outside of every transform and trace."""
     names = ("is_functorch_wrapped_tensor", "get_unwrapped")
-    is_wrapped, unwrapped = (private.find(f"torch._C._functorch.{name}") for name in names)
-    untransformed = private.find("torch._C._DisableFuncTorch")
-    untraced = private.find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
-    if None in (is_wrapped, unwrapped, untransformed, untraced):
+    is_wrapped, unwrapped = _functorch(private.find, names)
+    (untransformed,) = private.looked_up(private.find, "torch._C._DisableFuncTorch")
+    untraced = private.untraced()
+    if untraced is None or None in (is_wrapped, unwrapped, untransformed):
         return read(*args, **options)
 
     def innermost(argument: Any) -> Any:
@@ -253,7 +253,7 @@ def of_constant(read: Callable[..., _Read], *args: Any, **options: Any) -> _Read
 
     args = tuple(map(innermost, args))
     options = {name: innermost(argument) for name, argument in options.items()}
-    with untransformed(), untraced(), torch._C.DisableTorchFunction():
+    with untransformed(), untraced, torch._C.DisableTorchFunction():
         return read(*args, **options)
 
 

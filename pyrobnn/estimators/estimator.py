@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,6 @@ from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, Missing, check_names
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
-from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import (
     FEW_ROWS,
     FEWEST_ROWS,
@@ -62,6 +61,9 @@ from pyrobnn.model import weight_priors as priors
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.posterior.prediction import Prediction
+
+if TYPE_CHECKING:
+    from pyrobnn.diagnostics import Verdict
 
 #: inputs (n, feature)
 Table: TypeAlias = ArrayLike | pd.DataFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyro
@@ -22,7 +22,6 @@ from pyrobnn.core.checks import check_number, check_type
 from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
-from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import NUTS
 from pyrobnn.inference.method import Method, check_method
 from pyrobnn.model import Density
@@ -32,6 +31,9 @@ from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply, at_many_points, own_store
 from pyrobnn.model.log_terms import without_validation
 from pyrobnn.posterior.local_rows import sites_of_rows
+
+if TYPE_CHECKING:
+    from pyrobnn.diagnostics import Verdict
 
 #: what is predicted of a distribution of n rows, and of uniform noise (n,): (n, …)
 Statistic = Callable[[TorchDistribution, Tensor], Tensor]
@@ -91,6 +93,8 @@ class _ProgramEstimator(BaseEstimator):
     def verdict_(self) -> Verdict:
         """The verdict on the fit, by its training data; computed when it is first asked for, and then kept."""
         check_is_fitted(self)
+        from pyrobnn.diagnostics import diagnose
+
         return diagnose(self.posterior_.to_datatree(self._x, self._y))
 
     @torch.no_grad()

@@ -78,6 +78,9 @@ x = torch.linspace(-1, 1, 20)[:, None]
 method = pb.NUTS(num_chains=1, num_warmup=2, compile=False)
 method.fit(model, x, x.square(), num_draws=2, progress=False).predict(x).mean
 loaded("fit")
+short = pb.MAP(num_steps=2, polish_steps=0, compile=False)
+pb.BNNRegressor(short, hidden=(2,)).fit(x.numpy(), x[:, 0].square().numpy())
+assert set(sys.modules).isdisjoint(("arviz_base", "matplotlib", "xarray"))
 """
 
 

@@ -53,8 +53,8 @@ __all__ = [
     "materialize",
     "recorded",
 ]
-#: calls that repay a trace: it costs as much as forty calls of the function itself, and each of its own a fifth
-_REPAYS_TRACE = 40
+#: calls that repay a trace: it costs as much as ten calls of the function itself, and each of its own a fifth of one
+_REPAYS_TRACE = 15
 _log = logging.getLogger(__name__)
 provide_folder()  # before anything imports torch's compiler
 #: what the user reads of each mode
