@@ -416,7 +416,7 @@ class MAP(Trained):
         density = problem.density
         with seeded(run.seed, problem.device):
             result = self.mode(problem, run)
-            meta = {}
+            meta: dict[str, Any] = {}
             is_small = problem.loader is None and problem.num_rows <= 5000
             # a few gradients on all of the data, where they are to be had cheaply and without noise
             is_cheap = (self._is_whole(problem) or is_small) and density.stochastic is None

@@ -104,7 +104,8 @@ def _at_mode(config: SVI, problem: Problem, run: FitRun) -> Start | None:
     noise = FreeNoise.of(problem)
     if noise is not None and bool(noise.collapsed(result.params[None]).any()):
         return None
-    path = {name: result.path[name] for name in ("noise_held", "path_gain") if name in result.path}
+    recorded = ("noise_held", "path_gain")
+    path: dict[str, Any] = {name: result.path[name] for name in recorded if name in result.path}
     return Start(result.params, "mode", path, time.perf_counter() - begun)
 
 
