@@ -93,21 +93,25 @@ class Trained(Method):
 
         Where the noise is free every set follows several paths, as :meth:`fit` does, from its one start.
         """
+        points = self.points_each(problem, ys, run)
+        return [self._posterior(problem, theta, run.seed) for theta in points]
+
+    def points_each(self, problem: Problem, ys: Tensor, run: FitRun) -> Tensor:
+        """The points (set, member, dim) of :meth:`fit_each`."""
         with seeded(run.seed, problem.device):
             start = self._start(problem, run)
             start = start.reshape(-1, problem.density.dim)
-            points = None
             if self._is_bounded(problem):
                 training = Training.of(self, "cosine")
                 points = search_each(
                     problem, start, ys, self._target, self._worths, training, self._title
                 )
-            if points is None:
-                result = self._search(
-                    problem, start.repeat(len(ys), 1), run, ys.repeat_interleave(len(start), 0)
-                )
-                points = result.params.unflatten(0, (len(ys), -1))
-        return [self._posterior(problem, theta, run.seed) for theta in points]
+                if points is not None:
+                    return points
+            result = self._search(
+                problem, start.repeat(len(ys), 1), run, ys.repeat_interleave(len(start), 0)
+            )
+            return result.params.unflatten(0, (len(ys), -1))
 
     def _search(
         self,
@@ -390,34 +394,42 @@ class MAP(Trained):
     def _polishing_steps(self) -> int:
         return self.polish_steps
 
+    def mode(self, problem: Problem, run: FitRun) -> Result:
+        """The end of the search, at the very mode where a batch holds all of the data and nothing is dropped."""
+        result = self._search(problem, self._start(problem, run), run)
+        # the mode without the noise of a training is another
+        is_noisy = problem.is_bnn and problem.density.stochastic is not None
+        already_polished = "gradient_norm" in result.path  # by Search.best
+        if not self._is_whole(problem) or is_noisy or result.interrupted or already_polished:
+            return result
+        try:
+            theta, norm = polish(problem.density.log_joint, result.params, self.polish_steps)
+        except KeyboardInterrupt:
+            return replace(result, stopped="interrupt")
+        return replace(
+            result,
+            params=theta,
+            path=result.path | {"gradient_norm": norm},
+        )
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
         with seeded(run.seed, problem.device):
-            result = self._search(problem, self._start(problem, run), run)
-            theta = result.params
-            meta = {}
-            in_memory = problem.loader is None
-            rows = problem.num_rows
-            whole = self._is_whole(problem)
-            # the mode without the noise of a training is another
-            is_noisy = problem.is_bnn and density.stochastic is not None
-            already_polished = "gradient_norm" in result.path  # by Search.best
+            result = self.mode(problem, run)
+            meta: dict[str, Any] = {}
+            is_small = problem.loader is None and problem.num_rows <= 5000
+            # a few gradients on all of the data, where they are to be had cheaply and without noise
+            is_cheap = (self._is_whole(problem) or is_small) and density.stochastic is None
             try:
-                if whole and not is_noisy and not result.interrupted and not already_polished:
-                    theta, meta["gradient_norm"] = polish(
-                        density.log_joint, theta, self.polish_steps
-                    )
-                # a few gradients on all of the data, where they are to be had cheaply and without noise
-                cheap = (whole or (in_memory and rows <= 5000)) and density.stochastic is None
-                if cheap and not result.interrupted:
+                if is_cheap and not result.interrupted:
                     if "gain_left" in result.path:
                         gain = result.path["gain_left"]
                     else:
-                        gain = gain_left(density.log_joint, theta)
+                        gain = gain_left(density.log_joint, result.params)
                     meta |= unfinished(gain, density.dim)
             except KeyboardInterrupt:
                 result = replace(result, stopped="interrupt")
-        return self._posterior(problem, theta, run.seed, result, meta)
+        return self._posterior(problem, result.params, run.seed, result, meta)
 
 
 @register(

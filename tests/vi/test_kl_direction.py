@@ -18,6 +18,7 @@ from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.forward_kl import NUM_DRAWS
 from pyrobnn.inference.vi.guide_fit import build_elbo
+from pyrobnn.inference.vi.start import own_start
 
 KEY = torch.zeros((), dtype=torch.int64)
 LOC = torch.tensor([0.5, -1.0, 0.0])
@@ -49,7 +50,7 @@ def data():
 def built(model, **options):
     problem = prepare(model, *data(), points="free")
     options = {"kl_direction": "forward", "compile": False, "init_scale": 0.4} | options
-    elbo, theta, _ = build_elbo(pb.SVI(**options), problem, None, 0)
+    elbo, theta, _ = build_elbo(pb.SVI(**options), problem, own_start(problem).point, 0)
     return elbo, theta
 
 

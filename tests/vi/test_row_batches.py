@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.vi.guide_fit import GuideFit
+from pyrobnn.inference.vi.start import own_start
 from pyrobnn.model.density import Density
 
 N = 40
@@ -251,7 +252,7 @@ def test_the_elbo_of_batches_has_the_mean_of_all_rows(program, guide, options):
         points="free",
         local_rows=True,
     )
-    fit = GuideFit(pb.SVI(guide=made(guide), **options), problem, None, 0)
+    fit = GuideFit(pb.SVI(guide=made(guide), **options), problem, own_start(problem), 0)
     num_keys = 400
 
     def values(elbo):

@@ -23,6 +23,7 @@ from pyrobnn.inference.vi import elbo_value as elbo_module
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.guide_fit import build_elbo
 from pyrobnn.inference.vi.local_noise import LocalNoise
+from pyrobnn.inference.vi.start import own_start
 
 ESTIMATORS = (None, "local_reparameterization", "flipout")
 
@@ -30,7 +31,7 @@ ESTIMATORS = (None, "local_reparameterization", "flipout")
 def _elbo(model, x, y, **options):
     problem = prepare(model, x, y, points="free")
     options = {"estimator": "weights", "compile": False, "init_scale": 0.2} | options
-    elbo, theta, _ = build_elbo(SVI(**options), problem, None, 0)
+    elbo, theta, _ = build_elbo(SVI(**options), problem, own_start(problem).point, 0)
     return elbo, theta
 
 
@@ -213,7 +214,9 @@ def test_closed_form_is_used_exactly_where_it_holds():
     problem = prepare(hierarchy, x, y, points="free")
     closed = {}
     for guide in ("mean_field", "full_rank", "flow"):
-        elbo, *_ = build_elbo(SVI(guide=guide, kl="closed_form"), problem, None, 0)
+        elbo, *_ = build_elbo(
+            SVI(guide=guide, kl="closed_form"), problem, own_start(problem).point, 0
+        )
         closed[guide] = set(elbo.closed)
     # given a draw of the scale, independence makes the weight's term exact; correlation would bias it
     assert closed == {"mean_field": {"weight", "free"}, "full_rank": {"free"}, "flow": set()}
@@ -234,7 +237,7 @@ def test_the_elbo_of_a_small_net_takes_few_runs_of_its_program(monkeypatch):
     problem = prepare(
         toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))), x, y, points="free"
     )
-    elbo, theta, _ = build_elbo(SVI(init_scale=0.2), problem, None, 0)
+    elbo, theta, _ = build_elbo(SVI(init_scale=0.2), problem, own_start(problem).point, 0)
     runs = []
     genuine = pb.Density.log_parts
     monkeypatch.setattr(pb.Density, "log_parts", lambda *rest: (runs.append(1), genuine(*rest))[1])
@@ -252,7 +255,9 @@ def seeded_layers():
 
 def _built(net, x, y):
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(1.0))
-    return build_elbo(SVI(compile=False), prepare(model, x, y, points="free"), None, 0)[0].estimator
+    problem = prepare(model, x, y, points="free")
+    elbo, *_ = build_elbo(SVI(compile=False), problem, own_start(problem).point, 0)
+    return elbo.estimator
 
 
 @pytest.mark.usefixtures("seeded_layers")
@@ -345,7 +350,7 @@ def test_the_stated_error_is_that_of_the_elbo(program, exact, monkeypatch):
     monkeypatch.setattr(elbo_module, "_MAX_ELBO_DRAWS", 256)
     x = torch.linspace(-1.0, 1.0, 12)
     problem = prepare(program, x, 2 * x, points="free")
-    elbo, theta, _ = build_elbo(SVI(init_scale=0.2), problem, None, 0)
+    elbo, theta, _ = build_elbo(SVI(init_scale=0.2), problem, own_start(problem).point, 0)
     assert elbo.exact_kl == exact
     approximation = elbo.family.approximation(theta, problem.density)
     found = []

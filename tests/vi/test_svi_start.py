@@ -1,7 +1,8 @@
-"""A richer guide begins where mean-field ends, and says so where it ends below it."""
+"""A guide begins at the mode; a richer one where mean-field ends, and says so where it ends below it."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -10,12 +11,15 @@ import pyro.distributions as dist
 import pytest
 import torch
 from helpers import seeded
-from models import normal_prior, toy, toy_model
+from models import normal_prior, toy, toy_model, toy_net
 from sklearn.datasets import load_iris
 
 import pyrobnn as pb
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.svi import Guide
+from pyrobnn.inference.vi.start import own_start, search_of, starts_of
 
 RICHER = ("low_rank", "full_rank", "flow")
 
@@ -181,3 +185,96 @@ def test_a_richer_guide_is_never_worse_than_mean_field(name, guide):
     plain = _mean_field(name)
     error = math.hypot(richer.meta["elbo_error"], plain.meta["elbo_error"])
     assert richer.log_evidence > plain.log_evidence - 3 * error
+
+
+#: a guide that stays where it begins
+STILL = pb.SVI(
+    num_steps=200,
+    compile=False,
+    optimizer=Optimizer("adam", lambda step: 1e-9, average=0.0),
+)
+
+
+@pytest.mark.parametrize("guide", ["mean_field", "full_rank"])
+def test_a_guide_of_a_net_begins_at_the_mode_that_map_finds(guide):
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    posterior = dataclasses.replace(STILL, guide=guide).fit(model, *toy(), num_draws=20)
+    search = search_of(STILL)
+    assert (search.num_steps, search.lr) == (40, STILL.lr)
+    mode = search.fit(model, *toy())
+    values = {name: value[0, 0] for name, value in mode.draws.items()}
+    begun = posterior.approximation.layout.unconstrain(values)
+    loc = posterior.approximation.state()[1]["loc"].float()
+    torch.testing.assert_close(loc, begun, rtol=0.0, atol=1e-5)
+    unfitted = model.initial_values()["net.0.weight"]
+    assert float((values["net.0.weight"] - unfitted).abs().max()) > 0.5
+    assert posterior.meta["start"] == "mode" and posterior.meta["timings"]["mode"] > 0
+    assert posterior.meta["noise_held"] == mode.meta["noise_held"]
+    assert posterior.meta["path_gain"] == mode.meta["path_gain"]
+
+
+def test_where_a_guide_begins_is_recorded_and_may_be_chosen():
+    def start_of(guide="mean_field", model=None, init=None):
+        method = pb.SVI(guide=guide, num_steps=20, compile=False)
+        return method.fit(model or toy_model(), *toy(), num_draws=5, init=init).meta["start"]
+
+    assert start_of() == "mode" and start_of("full_rank") == "mode"
+    assert start_of(Guide(init_loc="net")) == "net"
+    assert start_of(Guide(init_loc="prior")) == "prior"
+    assert start_of(init=toy_net()) == "init"
+    assert start_of(pyro.infer.autoguide.AutoNormal) == "net"
+
+    def program(x, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(w * x[:, 0], 1.0).to_event(1), obs=y[:, 0])
+
+    assert start_of(model=program) == "median"
+
+
+@pytest.mark.parametrize("error", [FloatingPointError("not finite"), None])
+def test_without_a_mode_the_guide_begins_at_the_net(error, monkeypatch):
+    data = toy(20)
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian("learned"))
+    plain = pb.SVI(guide=Guide(init_loc="net"), num_steps=20, compile=False)
+    problem = prepare(model, *data, points="free")
+
+    def search(self, problem, run):
+        if error is not None:
+            raise error
+        # the noise of a net that passes through every row vanishes
+        point = own_start(problem).point.clone()
+        site = problem.density.site("likelihood.scale")
+        point[site.start : site.stop] = -20.0
+        return dataclasses.replace(ended, params=point)
+
+    ended = pb.MAP(num_steps=1, compile=False).mode(problem, FitRun(1))
+    monkeypatch.setattr(pb.MAP, "mode", search)
+    posterior = pb.SVI(num_steps=20, compile=False).fit(model, *data, num_draws=20)
+    assert posterior.meta["start"] == "net"
+    expected = plain.fit(model, *data, num_draws=20)
+    assert torch.equal(posterior.history["elbo"], expected.history["elbo"])
+
+
+def test_ctrl_c_in_the_search_for_the_start_has_nothing_to_return(monkeypatch):
+    def press(self, problem, run):
+        result = mode(self, problem, run)
+        return dataclasses.replace(result, stopped="interrupt")
+
+    mode = pb.MAP.mode
+    monkeypatch.setattr(pb.MAP, "mode", press)
+    with pytest.raises(KeyboardInterrupt, match="SVI looked for its start"):
+        _fit("mean_field")
+
+
+def test_guides_of_several_targets_begin_at_the_mode_of_each():
+    x, y = toy()
+    problem = prepare(toy_model(), x, y, points="free")
+    ys = torch.stack([y, -y])
+    starts = starts_of(STILL, problem, ys, FitRun(5))
+    at_net = own_start(problem).point
+    assert starts.shape == (2, problem.density.dim)
+    assert float((starts[0] - starts[1]).abs().max()) > 0.05
+    for start, fitted in zip(starts, STILL.fit_each(problem, ys, FitRun(5)), strict=True):
+        loc = fitted.approximation.state()[1]["loc"]
+        torch.testing.assert_close(loc, start, rtol=0.0, atol=1e-5)
+        assert float((loc - at_net).abs().max()) > 0.05

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
@@ -18,7 +18,6 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import Batches, PermutedRows, same
 from pyrobnn.inference.fitting.checkpoints import Stages
 from pyrobnn.inference.fitting.floats import full_float32
-from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.program import rows_together, why_impossible
 from pyrobnn.inference.fitting.rng import Noise
@@ -38,6 +37,7 @@ from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.inference.vi.row_batches import RowBatches
+from pyrobnn.inference.vi.start import Start, start_of, starts_of
 from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation
@@ -50,16 +50,12 @@ if TYPE_CHECKING:
 def build_elbo(
     config: SVI,
     problem: Problem,
-    init: Posterior | nn.Module | None,
+    start: Tensor,
     seed: int,
 ) -> _Objective:
-    """The objective of a configuration, and where its search starts."""
+    """The objective of a configuration, and where its search begins: around the point ``start`` (dim,)."""
     density = problem.density
     options = config.options
-    if options.init_loc == "prior" and init is None:
-        start = density.sample_prior(1, seed)[0]
-    else:
-        start = density.initial(start_values(problem.model, init), seed)
     num_latent = sum(site.size for site in density.sites if site.kind == "latent")
     loc = start[:num_latent].detach()
     points = start[num_latent:].detach()
@@ -126,26 +122,36 @@ def _estimator(config: SVI, problem: Problem, start: Tensor) -> Estimator | None
 def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended.
 
-    Where the noise is free, a second and shorter course holds it small first, as the paths of
-    :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept. A forward KL has no bound to compare them by.
+    Where the noise is free and no search has looked for the start, a second and shorter course holds it small first, as
+    the paths of :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept. A forward KL has no bound to compare
+    them by.
     """
+    start = start_of(config, problem, run)
     guide_fit, result = _course(
         config,
         problem,
         run,
+        start,
         owner=config,
         hold_noise=False,
     )
-    comparable = guide_fit.free_noise is not None and config.kl_direction == "reverse"
-    if comparable and result.stopped == "num_steps":
-        guide_fit, result = _better_course(config, problem, run, guide_fit, result)
+    if start.kind == "mode":
+        result = replace(result, path=dict(start.path))
+    elif _has_second_course(guide_fit) and result.stopped == "num_steps":
+        guide_fit, result = _better_course(config, problem, run, start, guide_fit, result)
     return guide_fit.posterior(result.params, run.num_draws, result)
+
+
+def _has_second_course(guide_fit: GuideFit) -> bool:
+    """Whether the noise can be held in a second course, and its end be compared with that of the first."""
+    return guide_fit.free_noise is not None and guide_fit.config.kl_direction == "reverse"
 
 
 def _better_course(
     config: SVI,
     problem: Problem,
     run: FitRun,
+    start: Start,
     free_fit: GuideFit,
     result: Result,
 ) -> tuple[GuideFit, Result]:
@@ -156,6 +162,7 @@ def _better_course(
             short_config,
             problem,
             replace(run, callbacks=()),
+            start,
             owner=config,
             hold_noise=True,
         )
@@ -175,6 +182,7 @@ def _course(
     config: SVI,
     problem: Problem,
     run: FitRun,
+    start: Start,
     *,
     owner: SVI,
     hold_noise: bool,
@@ -186,7 +194,7 @@ def _course(
     callbacks = run.callbacks
     options = config.options
     title = "SVI, noise held first" if hold_noise else "SVI"
-    guide_fit = GuideFit(config, problem, run.init, run.seed, owner, run.stages)
+    guide_fit = GuideFit(config, problem, start, run.seed, owner, run.stages)
     # of our own guides the first parameters are means and scales
     contains = isinstance(options.family, str) and options.family != "mean_field"
     num_steps = round(options.mean_field_start * config.num_steps) if contains else 0
@@ -199,7 +207,7 @@ def _course(
         guide=replace(options, family="mean_field"),
         num_steps=num_steps,
     )
-    mean_field = GuideFit(mean_field_config, problem, run.init, run.seed, owner, run.stages)
+    mean_field = GuideFit(mean_field_config, problem, start, run.seed, owner, run.stages)
     if hold_noise:
         mean_field.hold_noise(1.0)
     try:
@@ -233,7 +241,8 @@ def fit_guides(
     run: FitRun,
 ) -> list[Posterior]:
     """Fit a guide to each of several targets (set, N, …) in the place of the problem's, all in one search."""
-    guide_fit = GuideFit(config, problem, None, run.seed)
+    points = starts_of(config, problem, ys, run)
+    guide_fit = GuideFit(config, problem, Start(points[0], "mode"), run.seed)
 
     def objective(
         thetas: Tensor,
@@ -252,10 +261,9 @@ def fit_guides(
 
     guide_fit.level = None  # along the plain course
     x = guide_fit.elbo.density.args[0]
-    start = guide_fit.start.repeat(len(ys), 1)
     thetas = minimize(
         objective,
-        start,
+        torch.stack([guide_fit.start_at(point) for point in points]),
         same((x, ys)),
         config.training,
         leading=guide_fit.keyed(),
@@ -295,7 +303,7 @@ class GuideFit:
         self,
         config: SVI,
         problem: Problem,
-        init: Posterior | nn.Module | None,
+        start: Start,
         seed: int,
         owner: SVI | None = None,
         stages: Stages | None = None,
@@ -308,8 +316,8 @@ class GuideFit:
         self.share = problem.of_share(seed, own_noise=is_random)
         self.seed = seed
         self.owner = owner or config
-        self.init = init
-        self.elbo, self.start, self.rows = build_elbo(config, self.share, init, seed)
+        self.began = start
+        self.elbo, self.start, self.rows = build_elbo(config, self.share, start.point, seed)
         self.free_noise = FreeNoise.of(self.share)
         # at which the noise is held in the first ``num_held`` steps
         self.level: Tensor | None = None
@@ -332,6 +340,12 @@ class GuideFit:
         num_weights = sum(site.size for site in self.elbo.latent)
         kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights)
         self.kl_weights = kl_weights.to(problem.device)
+
+    def start_at(self, point: Tensor) -> Tensor:
+        """The start of the search with the means and the point parameters of another ``point`` (dim,)."""
+        num_latent = sum(site.size for site in self.elbo.latent)
+        scales = self.start[num_latent : self.elbo.family.size]
+        return torch.cat([point[:num_latent], scales, point[num_latent:]])
 
     def begin_at(self, mean_field: GuideFit, result: Result) -> None:
         """Start at the means, scales and point parameters of a fit of mean-field."""
@@ -517,6 +531,9 @@ class GuideFit:
                         draws = guide.sample(num_draws)
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
+        timings = result.timings | {"evaluate": time.perf_counter() - started}
+        if self.began.kind == "mode":
+            timings["mode"] = self.began.seconds
         return make_posterior(
             problem,
             self.owner,
@@ -525,7 +542,7 @@ class GuideFit:
             approximation=guide.approximation,
             point_values=guide.points,
             log_evidence=evidence.elbo,
-            timings=result.timings | {"evaluate": time.perf_counter() - started},
+            timings=timings,
             history=_history(result),
             meta=self._meta(result, evidence, temperature, mean_field_steps),
             interrupted=result.interrupted,
@@ -579,6 +596,7 @@ class GuideFit:
             "num_steps": result.num_steps,
             "stopped": result.stopped,
             "estimator": self.elbo.estimator or "weights",
+            "start": self.began.kind,
             "kl_direction": self.config.kl_direction,
             "grad_norm": float(result.grad_norm),
             "temperature": temperature,
