@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyrobnn.core import private
+from pyrobnn.core import private, private_trace
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -242,7 +242,7 @@ def of_constant(read: Callable[..., _Read], *args: Any, **options: Any) -> _Read
     names = ("is_functorch_wrapped_tensor", "get_unwrapped")
     is_wrapped, unwrapped = _functorch(private.find, names)
     (untransformed,) = private.looked_up(private.find, "torch._C._DisableFuncTorch")
-    untraced = private.untraced()
+    untraced = private_trace.untraced()
     if untraced is None or None in (is_wrapped, unwrapped, untransformed):
         return read(*args, **options)
 

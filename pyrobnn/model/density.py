@@ -24,9 +24,9 @@ from torch.distributions import Distribution, biject_to, constraints
 from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.core.checks import Refused, check_type
-from pyrobnn.core.private import Tracer
 from pyrobnn.core.private_pyro import is_param_statement
 from pyrobnn.core.private_torch import is_batched
+from pyrobnn.core.private_trace import Tracer
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model import enumeration, guards
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyrobnn.core.private import Tracer
 from pyrobnn.core.private_torch import without_fallback_warnings
+from pyrobnn.core.private_trace import Tracer
 from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.constants import OwnTensors

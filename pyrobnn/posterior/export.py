@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.files import written_whole
 from pyrobnn.core.positions import evenly_spaced
-from pyrobnn.core.private import trace_rows
+from pyrobnn.core.private_trace import trace_rows
 from pyrobnn.model import BNN
 from pyrobnn.model.gradient import reverse_only
 from pyrobnn.model.log_terms import without_validation

@@ -12,7 +12,7 @@ from helpers import assert_same_mean, seeded
 from torch.distributions import Gamma, HalfCauchy, LogNormal, MultivariateNormal, Normal
 
 import pyrobnn as pb
-from pyrobnn.core import private
+from pyrobnn.core import private_trace
 from pyrobnn.model import Density
 from pyrobnn.model.compile.inductor import DECOMPOSITIONS
 from pyrobnn.model.compile.right_code import identity_of
@@ -97,7 +97,7 @@ def test_tables_of_10_to_60_rows_are_two_graphs(sparse):
         z = model.sample_box(1, seed=0)
         gradient, why = batched_gradient(padded(model, _capacity(num), z).log_joint, z)
         assert not why
-        graph = private.trace(gradient, [z], DECOMPOSITIONS)
+        graph = private_trace.trace(gradient, [z], DECOMPOSITIONS)
         graphs.append(identity_of(graph, [z], {}))
     assert len({*graphs[:2]}) == 1 and len({*graphs[2:]}) == 1
 

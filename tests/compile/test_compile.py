@@ -14,7 +14,7 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
-from pyrobnn.core.private import trace
+from pyrobnn.core.private_trace import trace
 from pyrobnn.model.compile import CudaGraph, compiled, inductor
 from pyrobnn.model.compile.code_folder import FOLDER
 from pyrobnn.model.compile.graph_nodes import library_calls

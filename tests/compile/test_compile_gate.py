@@ -27,7 +27,7 @@ from torch.func import grad_and_value, vmap
 from torch.torch_version import TorchVersion
 
 import pyrobnn as pb
-from pyrobnn.core import private
+from pyrobnn.core import private, private_trace
 from pyrobnn.model import Density
 from pyrobnn.model.compile import (
     agreement,
@@ -90,12 +90,12 @@ def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeyp
     monkeypatch.setattr("pyrobnn.model.compile.agreement._OF_LARGEST", 0)
     weighed = []
     traces = []
-    trace = private.trace
+    trace = private_trace.trace
     genuine = agreement._WithNoise
     monkeypatch.setattr(
         agreement, "_WithNoise", lambda *rest: (weighed.append(1), genuine(*rest))[1]
     )
-    monkeypatch.setattr(private, "trace", lambda *rest: (traces.append(1), trace(*rest))[1])
+    monkeypatch.setattr(private_trace, "trace", lambda *rest: (traces.append(1), trace(*rest))[1])
     assert compiled(gradient, example()[0]).mode == "inductor"
     assert weighed and len(traces) == 1
 

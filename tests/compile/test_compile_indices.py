@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pyrobnn.core import private
+from pyrobnn.core import private_trace
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.indices import compute_indices
 
@@ -20,7 +20,7 @@ def test_indices_and_masks_of_data_are_constants_and_nothing_else_is():
         return kept * 2 * data.exp()
 
     z = torch.tensor([1.0, 10.0, 100.0])
-    graph = private.trace(fn, [z])
+    graph = private_trace.trace(fn, [z])
     compute_indices(graph)
     names = [name for name, _ in graph.named_buffers() if name.startswith("_computed")]
     assert len(names) == 2  # data.long() and data > .5
@@ -38,7 +38,7 @@ def test_a_copy_of_data_that_is_written_into_is_made_at_every_call():
         numbers.add_(1)
         return z + numbers.sum()
 
-    graph = private.trace(fn, [torch.zeros(())])
+    graph = private_trace.trace(fn, [torch.zeros(())])
     compute_indices(graph)
     assert [graph(torch.zeros(())).item() for _ in range(3)] == [21.0, 21.0, 21.0]
 

@@ -43,7 +43,7 @@ def raising(number):
 
 
 STAGES = {
-    "tracing": "pyrobnn.core.private.trace",
+    "tracing": "pyrobnn.core.private_trace.trace",
     "small products": "pyrobnn.model.compile.inductor.size",
     "looking for a compiler": "pyrobnn.core.private.lacks_compiler",
     "inductor": "pyrobnn.core.private.compile_graph",

@@ -7,7 +7,7 @@ import torch
 from torch.func import grad, grad_and_value, vmap
 
 import pyrobnn as pb
-from pyrobnn.core import private
+from pyrobnn.core import private_trace
 from pyrobnn.model.compile import compiled, inductor
 from pyrobnn.model.compile.scan import _unrolled
 
@@ -42,7 +42,7 @@ def test_values_and_gradients_are_those_of_the_loop(length):
     z, f = points(), vmap(grad_and_value(lambda z: loss(z, length)))
     exact = vmap(grad_and_value(lambda z: loss(z, length, plainly)))(z)
     torch.testing.assert_close(f(z), exact, rtol=0, atol=0)  # in eager mode it is the loop
-    graph = private.trace(f, [z])
+    graph = private_trace.trace(f, [z])
     torch.testing.assert_close(graph(z), exact, rtol=1e-12, atol=1e-12)
     other = z.flip(0) * 1.5
     torch.testing.assert_close(graph(other), f(other), rtol=1e-12, atol=1e-12)
@@ -64,17 +64,19 @@ def test_second_derivatives_and_points_inside_points():
     def second(z):
         return grad(lambda z: grad(lambda z: loss(z, 20))(z).square().sum())(z)
 
-    torch.testing.assert_close(private.trace(second, [z[0]])(z[0]), second(z[0]))
+    torch.testing.assert_close(private_trace.trace(second, [z[0]])(z[0]), second(z[0]))
     nested = vmap(vmap(grad(lambda z: loss(z, 20))))
     many = torch.stack([z, -z])
-    torch.testing.assert_close(private.trace(nested, [many])(many), nested(many))
+    torch.testing.assert_close(private_trace.trace(nested, [many])(many), nested(many))
 
 
 @pytest.mark.slow
 def test_the_graph_does_not_grow_with_the_length():
     def nodes(length):
         return len(
-            private.trace(vmap(grad_and_value(lambda z: loss(z, length))), [points()]).graph.nodes
+            private_trace.trace(
+                vmap(grad_and_value(lambda z: loss(z, length))), [points()]
+            ).graph.nodes
         )
 
     assert nodes(80) == nodes(800)
@@ -137,7 +139,7 @@ def test_few_steps_are_left_over_beside_the_loop():
             return c + x, None
 
         return len(
-            private.trace(
+            private_trace.trace(
                 lambda z: pb.scan(step, z[0], torch.ones(length))[0], [points()[0]]
             ).graph.nodes
         )
@@ -174,7 +176,7 @@ def test_what_cannot_be_a_body_of_its_own_is_unrolled_and_right(kind):
 
     z = points()[0]
     with torch.random.fork_rng():
-        graph = private.trace(grad_and_value(f), [z])
+        graph = private_trace.trace(grad_and_value(f), [z])
         exact = grad_and_value(f)(z)
         found = graph(z)
     torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-10)

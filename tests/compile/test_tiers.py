@@ -11,7 +11,7 @@ from stand_in_device import stand_in_device
 from torch.func import grad, vmap
 
 import pyrobnn as pb
-from pyrobnn.core.private import trace
+from pyrobnn.core.private_trace import trace
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.forecast import Forecast, Work
 from pyrobnn.model.compile.interpreted import interpreted

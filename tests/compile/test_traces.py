@@ -13,7 +13,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
-from pyrobnn.core.private import trace
+from pyrobnn.core.private_trace import trace
 from pyrobnn.model.compile import compiled
 
 NET = pb.networks.mlp(2, (3,), seed=0)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import pyrobnn as pb
-from pyrobnn.core import private
+from pyrobnn.core import private_trace
 from pyrobnn.inference.curvature.jacobian import jvp
 from pyrobnn.model import Density
 from pyrobnn.model.fused import WrittenOut
@@ -145,7 +145,7 @@ def test_the_graph_of_a_recurrent_net_does_not_grow_with_time(kind, monkeypatch)
         model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
         density = Density(model.pyro_model, (torch.ones(3, time, 2), torch.ones(3, 1)))
         slope = torch.func.vmap(torch.func.grad(density.log_joint))
-        return len(private.trace(slope, [torch.zeros(2, density.dim)]).graph.nodes)
+        return len(private_trace.trace(slope, [torch.zeros(2, density.dim)]).graph.nodes)
 
     assert nodes(24) == nodes(84)  # multiples of any number of steps in one turn
 

@@ -13,7 +13,7 @@ from helpers import assert_mean_within, seeded
 from test_law_likelihood import CASES, data, linear
 
 import pyrobnn as pb
-from pyrobnn.core import private
+from pyrobnn.core import private_trace
 from pyrobnn.model import Density
 from pyrobnn.model.compile.inductor import DECOMPOSITIONS
 from pyrobnn.model.compile.right_code import RIGHT, identity_of
@@ -251,7 +251,7 @@ def test_whatever_is_said_of_the_data_has_their_rows():
 def identity(density: Density, z: torch.Tensor) -> str:
     gradient, why = batched_gradient(density.log_joint, z)
     assert not why
-    graph = private.trace(gradient, [z], DECOMPOSITIONS)
+    graph = private_trace.trace(gradient, [z], DECOMPOSITIONS)
     return identity_of(graph, [z], {})
 
 

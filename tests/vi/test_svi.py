@@ -23,7 +23,7 @@ from pyro.infer.autoguide import (
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
-from pyrobnn.core import private
+from pyrobnn.core import private_trace
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.svi import SVI, Guide
@@ -308,7 +308,7 @@ def test_a_step_of_a_small_net_leaves_the_fused_loops_for_nothing(options, monke
 
     def trace(fn, *example, **_):
         graphs.append(
-            private.trace(fn, [each.detach().clone() for each in example], DECOMPOSITIONS)
+            private_trace.trace(fn, [each.detach().clone() for each in example], DECOMPOSITIONS)
         )
         return compiled(fn, *example, enabled=False)
 

@@ -23,7 +23,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyrobnn.core.private import Gone, trace
+from pyrobnn.core.private import Gone
+from pyrobnn.core.private_trace import trace
 from pyrobnn.core.seeding import kept
 from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.agreement import disagreement, snapshot

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pyrobnn.core import private
+from pyrobnn.core import private, private_trace
 from pyrobnn.model.compile.code_folder import remove_torn
 from pyrobnn.model.compile.forecast import is_looped
 from pyrobnn.model.compile.graph_nodes import (
@@ -92,7 +92,7 @@ def public_code(fn: TensorFunction, inputs: list[Tensor]) -> Code:
     """
     _need_compiler(inputs)
     graph = traced(fn, inputs)
-    return Code(_publicly(graph, inputs), functools.partial(private.trace, fn, inputs), fn)
+    return Code(_publicly(graph, inputs), functools.partial(private_trace.trace, fn, inputs), fn)
 
 
 def _need_compiler(inputs: list[Tensor]) -> None:
@@ -112,7 +112,7 @@ def _on_cpu(inputs: list[Tensor]) -> bool:
 def traced(fn: TensorFunction, inputs: list[Tensor]) -> GraphModule:
     """The flat graph of ATen operators that ``fn`` comes to; ``fn`` runs once and may write into the inputs."""
     try:
-        graph = private.trace(fn, inputs)
+        graph = private_trace.trace(fn, inputs)
     except private.Gone:
         raise
     except Exception as error:  # whatever a user's program may raise under tracing
@@ -146,7 +146,7 @@ def first_line(error: Exception) -> str:
 
 def _fused(fn: TensorFunction, inputs: list[Tensor]) -> Code:
     """Compiled with small products as arithmetic, calls in C++ and intermediates on the stack, or loaded from disk."""
-    graph = private.trace(fn, inputs, DECOMPOSITIONS)
+    graph = private_trace.trace(fn, inputs, DECOMPOSITIONS)
     _check_shapes(graph)
     compute_indices(graph)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))

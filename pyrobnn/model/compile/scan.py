@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pyrobnn.core.checks import check_type
-from pyrobnn.core.private import Gone, Tracer, callable_in_a_trace, trace
+from pyrobnn.core.private import Gone
+from pyrobnn.core.private_trace import Tracer, callable_in_a_trace, trace
 from pyrobnn.model.compile import compiled, compiles_bodies
 from pyrobnn.model.compile.graph_nodes import constant_of, is_random
 from pyrobnn.model.compile.inductor import tolerable
