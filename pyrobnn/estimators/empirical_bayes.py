@@ -119,7 +119,8 @@ def fit_by_evidence(
         climbs = search.climbs() if _can_climb(model, len(x)) else []
         if climbs:
             top = max(climbs, key=by_evidence)
-            best = search.attempt(top.scale, top.factor, _moved(model, top.weights).net)
+            mode = _moved(model, top.weights).net
+            best = search.attempt(top.scale, top.factor, mode=mode)
             num_tried = len(climbs)
         else:
             tries = search.fits()
@@ -143,10 +144,18 @@ def fit_by_evidence(
 
 
 def _can_climb(model: BNN, num_rows: int) -> bool:
-    """Whether a Gram matrix takes at most 2^27 operations, and every weight has a prior."""
-    weights = model.num_weights
-    small = num_rows <= max((2**27 / weights) ** 0.5, 2**27 / weights**2)
-    return small and model.initial_values().keys() <= model.priors.keys()
+    """Whether a Gram matrix and its factor take at most 2^27 operations, and every weight has a prior."""
+    owners = [module for module in model.net.modules() if [*module.parameters(recurse=False)]]
+    size = model.num_weights
+    if num_rows > size:
+        operations = num_rows * size**2
+    elif all(type(module) is nn.Linear for module in owners):
+        # the Gram matrix of a layer is a product of two
+        sides = sum(layer.in_features + layer.out_features for layer in owners)
+        operations = num_rows**2 * (sides + num_rows // 3)
+    else:
+        operations = num_rows**2 * size
+    return operations <= 2**27 and model.initial_values().keys() <= model.priors.keys()
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +200,7 @@ class _NoiseSearch:
             factor = best.tuned_factor if stage == "prior" else best.factor
             power = 2 if stage == "squared ratio" else 1
             ratio = _residual_ratio(best.posterior, *self.rows)
-            tries.append(self.attempt(best.scale * ratio**power, factor))
+            tries.append(self.attempt(best.scale * ratio**power, factor, best))
             if tries[-1].evidence < best.evidence + 1:
                 del stages[0]
             elif stage == "prior":
@@ -202,17 +211,26 @@ class _NoiseSearch:
         self,
         scale: Tensor,
         factor: float,
-        init: nn.Module | None = None,
+        start: Attempt | None = None,
+        mode: nn.Module | None = None,
     ) -> Attempt:
-        """The fit with that noise, and with that factor on the precision of the declared prior."""
+        """The fit with that noise, and with that factor on the precision of the declared prior.
+
+        The mode is the one given, or searched for, from that of another fit if one is given.
+        """
         scale = torch.maximum(scale, self.least_noise)
         tune = bool(self.method.tune)
-        known = with_known_noise(self.model, scale, factor if tune else None)
-        posterior = self.method.fit(
+        method = self.method
+        model = self.model
+        if start is not None:
+            method = _continuing(method)
+            model = _at_mode(model, start.posterior)
+        known = with_known_noise(model, scale, factor if tune else None)
+        posterior = method.fit(
             known,
             *self.rows,
             **self.options,
-            init=init,
+            init=mode,
         )
         if tune:
             # of the declared prior's
@@ -266,19 +284,24 @@ def select_prior_width(
     # of more weights the nearest Gaussian takes minutes
     small = len(layers) == 1 and model.num_weights <= 1000
     nearest = small and method.structure in ("auto", "full") and not own
+    search = method.search
+    if search.batch_size is None:
+        # L-BFGS on all of the data finishes it
+        search = replace(search, num_steps=max(1, search.num_steps // 10))
     untuned = replace(
         method,
         tune=None,
         curvature="variational" if nearest else "ggn",
+        map=search,
     )
     rows = subset(x, y)
     one_draw = RunOptions(**options)
     one_draw["num_draws"] = 1
-    search = _WidthSearch(model, rows, one_draw, layers, untuned)
+    widths = _WidthSearch(model, rows, one_draw, layers, untuned)
     with quiet():
-        search.try_common_factors()
-        best = search.tune_layers(search.narrower())
-    final = search.at_mode_of(best)
+        widths.try_common_factors()
+        best = widths.tune_layers(widths.narrower())
+    final = widths.at_mode_of(best)
     subset_words = ""
     start = None
     if len(rows[0]) == len(x):
@@ -287,7 +310,7 @@ def select_prior_width(
         subset_words = f", of {len(rows[0]):,} of {len(x):,} rows"
     posterior = untuned.fit(final, x, y, init=start, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
-    words = _words_of_widths(best.factors, len(search.tries), subset_words)
+    words = _words_of_widths(best.factors, len(widths.tries), subset_words)
     return replace(posterior, meta=meta), words
 
 
@@ -322,10 +345,7 @@ class _WidthSearch:
         method = self.untuned
         around = self.model
         if start is not None:
-            # on all of the data L-BFGS follows a mode to another prior, and stays in the valley where it starts
-            search = method.search
-            steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
-            method = replace(method, map=replace(search, num_steps=steps))
+            method = _continuing(method)
             around = _at_mode(self.model, start.posterior)
         posterior = method.fit(
             tuned_model(around, self.model.priors, factors),
@@ -384,6 +404,14 @@ class _WidthSearch:
                 break
             best = width
         return best
+
+
+def _continuing(method: Laplace) -> Laplace:
+    """The method where it starts at a mode under another prior or noise, and stays in the valley of that."""
+    search = method.search
+    # on all of the data L-BFGS follows a mode
+    steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
+    return replace(method, map=replace(search, num_steps=steps))
 
 
 def _at_mode(model: BNN, posterior: Posterior) -> BNN:
