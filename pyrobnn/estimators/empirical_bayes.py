@@ -116,11 +116,10 @@ def fit_by_evidence(
     linear_noise, least_noise = linear_residual_scale(model, *rows)
     search = _NoiseSearch(method, model, rows, options, linear_noise, least_noise)
     with quiet():
-        climbs = search.climbs() if _can_climb(model, len(x)) else []
+        climbs = search.climbs() if _can_climb(model, y.numel()) else []
         if climbs:
             top = max(climbs, key=by_evidence)
-            mode = _moved(model, top.weights).net
-            best = search.attempt(top.scale, top.factor, mode=mode)
+            best = search.attempt(top.scale, top.factor, _moved(model, top.weights).net)
             num_tried = len(climbs)
         else:
             tries = search.fits()
@@ -143,18 +142,18 @@ def fit_by_evidence(
     return posterior, words + subset_words
 
 
-def _can_climb(model: BNN, num_rows: int) -> bool:
+def _can_climb(model: BNN, num_targets: int) -> bool:
     """Whether a Gram matrix and its factor take at most 2^27 operations, and every weight has a prior."""
     owners = [module for module in model.net.modules() if [*module.parameters(recurse=False)]]
     size = model.num_weights
-    if num_rows > size:
-        operations = num_rows * size**2
+    if num_targets > size:
+        operations = num_targets * size**2
     elif all(type(module) is nn.Linear for module in owners):
         # the Gram matrix of a layer is a product of two
         sides = sum(layer.in_features + layer.out_features for layer in owners)
-        operations = num_rows**2 * (sides + num_rows // 3)
+        operations = num_targets**2 * (sides + num_targets // 3)
     else:
-        operations = num_rows**2 * size
+        operations = num_targets**2 * size
     return operations <= 2**27 and model.initial_values().keys() <= model.priors.keys()
 
 
@@ -200,7 +199,7 @@ class _NoiseSearch:
             factor = best.tuned_factor if stage == "prior" else best.factor
             power = 2 if stage == "squared ratio" else 1
             ratio = _residual_ratio(best.posterior, *self.rows)
-            tries.append(self.attempt(best.scale * ratio**power, factor, best))
+            tries.append(self.attempt(best.scale * ratio**power, factor))
             if tries[-1].evidence < best.evidence + 1:
                 del stages[0]
             elif stage == "prior":
@@ -211,26 +210,17 @@ class _NoiseSearch:
         self,
         scale: Tensor,
         factor: float,
-        start: Attempt | None = None,
-        mode: nn.Module | None = None,
+        init: nn.Module | None = None,
     ) -> Attempt:
-        """The fit with that noise, and with that factor on the precision of the declared prior.
-
-        The mode is the one given, or searched for, from that of another fit if one is given.
-        """
+        """The fit with that noise, and with that factor on the precision of the declared prior."""
         scale = torch.maximum(scale, self.least_noise)
         tune = bool(self.method.tune)
-        method = self.method
-        model = self.model
-        if start is not None:
-            method = _continuing(method)
-            model = _at_mode(model, start.posterior)
-        known = with_known_noise(model, scale, factor if tune else None)
-        posterior = method.fit(
+        known = with_known_noise(self.model, scale, factor if tune else None)
+        posterior = self.method.fit(
             known,
             *self.rows,
             **self.options,
-            init=mode,
+            init=init,
         )
         if tune:
             # of the declared prior's
@@ -345,7 +335,10 @@ class _WidthSearch:
         method = self.untuned
         around = self.model
         if start is not None:
-            method = _continuing(method)
+            # on all of the data L-BFGS follows a mode to another prior, and stays in the valley where it starts
+            search = method.search
+            steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
+            method = replace(method, map=replace(search, num_steps=steps))
             around = _at_mode(self.model, start.posterior)
         posterior = method.fit(
             tuned_model(around, self.model.priors, factors),
@@ -404,14 +397,6 @@ class _WidthSearch:
                 break
             best = width
         return best
-
-
-def _continuing(method: Laplace) -> Laplace:
-    """The method where it starts at a mode under another prior or noise, and stays in the valley of that."""
-    search = method.search
-    # on all of the data L-BFGS follows a mode
-    steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
-    return replace(method, map=replace(search, num_steps=steps))
 
 
 def _at_mode(model: BNN, posterior: Posterior) -> BNN:
