@@ -145,12 +145,13 @@ def fit_by_evidence(
 def _can_climb(model: BNN, num_targets: int) -> bool:
     """Whether a Gram matrix and its factor take at most 2^27 operations, and every weight has a prior."""
     owners = [module for module in model.net.modules() if [*module.parameters(recurse=False)]]
+    layers = [module for module in owners if type(module) is nn.Linear]
     size = model.num_weights
     if num_targets > size:
         operations = num_targets * size**2
-    elif all(type(module) is nn.Linear for module in owners):
+    elif len(layers) == len(owners):
         # the Gram matrix of a layer is a product of two
-        sides = sum(layer.in_features + layer.out_features for layer in owners)
+        sides = sum(layer.in_features + layer.out_features for layer in layers)
         operations = num_targets**2 * (sides + num_targets // 3)
     else:
         operations = num_targets**2 * size
