@@ -116,7 +116,7 @@ def fit_by_evidence(
     linear_noise, least_noise = linear_residual_scale(model, *rows)
     search = _NoiseSearch(method, model, rows, options, linear_noise, least_noise)
     with quiet():
-        climbs = search.climbs() if _can_climb(model, len(x)) else []
+        climbs = search.climbs() if _can_climb(model, y.numel()) else []
         if climbs:
             top = max(climbs, key=by_evidence)
             best = search.attempt(top.scale, top.factor, _moved(model, top.weights).net)
@@ -142,11 +142,20 @@ def fit_by_evidence(
     return posterior, words + subset_words
 
 
-def _can_climb(model: BNN, num_rows: int) -> bool:
-    """Whether a Gram matrix takes at most 2^27 operations, and every weight has a prior."""
-    weights = model.num_weights
-    small = num_rows <= max((2**27 / weights) ** 0.5, 2**27 / weights**2)
-    return small and model.initial_values().keys() <= model.priors.keys()
+def _can_climb(model: BNN, num_targets: int) -> bool:
+    """Whether a Gram matrix and its factor take at most 2^27 operations, and every weight has a prior."""
+    owners = [module for module in model.net.modules() if [*module.parameters(recurse=False)]]
+    layers = [module for module in owners if type(module) is nn.Linear]
+    size = model.num_weights
+    if num_targets > size:
+        operations = num_targets * size**2
+    elif len(layers) == len(owners):
+        # the Gram matrix of a layer is a product of two
+        sides = sum(layer.in_features + layer.out_features for layer in layers)
+        operations = num_targets**2 * (sides + num_targets // 3)
+    else:
+        operations = num_targets**2 * size
+    return operations <= 2**27 and model.initial_values().keys() <= model.priors.keys()
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,19 +275,24 @@ def select_prior_width(
     # of more weights the nearest Gaussian takes minutes
     small = len(layers) == 1 and model.num_weights <= 1000
     nearest = small and method.structure in ("auto", "full") and not own
+    search = method.search
+    if search.batch_size is None:
+        # L-BFGS on all of the data finishes it
+        search = replace(search, num_steps=max(1, search.num_steps // 10))
     untuned = replace(
         method,
         tune=None,
         curvature="variational" if nearest else "ggn",
+        map=search,
     )
     rows = subset(x, y)
     one_draw = RunOptions(**options)
     one_draw["num_draws"] = 1
-    search = _WidthSearch(model, rows, one_draw, layers, untuned)
+    widths = _WidthSearch(model, rows, one_draw, layers, untuned)
     with quiet():
-        search.try_common_factors()
-        best = search.tune_layers(search.narrower())
-    final = search.at_mode_of(best)
+        widths.try_common_factors()
+        best = widths.tune_layers(widths.narrower())
+    final = widths.at_mode_of(best)
     subset_words = ""
     start = None
     if len(rows[0]) == len(x):
@@ -287,7 +301,7 @@ def select_prior_width(
         subset_words = f", of {len(rows[0]):,} of {len(x):,} rows"
     posterior = untuned.fit(final, x, y, init=start, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
-    words = _words_of_widths(best.factors, len(search.tries), subset_words)
+    words = _words_of_widths(best.factors, len(widths.tries), subset_words)
     return replace(posterior, meta=meta), words
 
 
