@@ -247,7 +247,8 @@ def test_long_fits_are_compiled_and_what_was_asked_for_is_done(compile, mode, mo
     monkeypatch.setattr("pyrobnn.model.compile._checked", checked)
     steps = 10**5 if compile == "auto" else 50
     stop = [lambda step, metrics: True]
-    method = pb.SVI(num_steps=steps, compile=compile, optimizer=pb.Optimizer(average=0.0))
+    start = pb.Guide(init_loc="net")
+    method = pb.SVI(start, num_steps=steps, compile=compile, optimizer=pb.Optimizer(average=0.0))
     posterior = method.fit(*_problem(), num_draws=2, callbacks=stop)
     assert len(compiles) == mode
     assert posterior.meta["tier"]["tier"] == ("compiled" if mode else "trace")
