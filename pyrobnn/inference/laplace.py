@@ -261,7 +261,11 @@ class Laplace(Method):
         """The method with a curvature chosen by the kind of the model; Refused where it has no choice."""
         if is_bnn:
             return replace(self, curvature="ggn")
-        options = {"tune": self.tune, "structure": self.structure, "subset": self.subset}
+        options = {
+            "tune": self.tune,
+            "structure": self.structure,
+            "subset": self.subset,
+        }
         for name, value in options.items():
             if value in ("kron", "last_layer") or (name == "tune" and value is not None):
                 raise Refused(
@@ -545,7 +549,13 @@ def _blocks_anew(
     init = Posterior(posterior.model, {name: value[None, None] for name, value in values.items()})
     rows = cast(Rows, posterior.rows)
     with warnings.catch_warnings(action="ignore"):  # the fit has said it
-        fitted = method_of(posterior).fit(posterior.model, rows.x, rows.y, init=init, num_draws=1)
+        fitted = method_of(posterior).fit(
+            posterior.model,
+            rows.x,
+            rows.y,
+            init=init,
+            num_draws=1,
+        )
     return list(cast(BlockGaussian, fitted.approximation).blocks)
 
 

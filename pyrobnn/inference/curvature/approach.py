@@ -87,7 +87,11 @@ class Expansion:
         noise = [name for name in points if not name.startswith(NET)]
         if not noise:
             return self.precision.blocks
-        free = replace(self.centre, density=density, mode=self.theta)
+        free = replace(
+            self.centre,
+            density=density,
+            mode=self.theta,
+        )
         return [*self.precision.blocks, hessian_block(free, noise, "full")[0]]
 
     @property
@@ -154,9 +158,8 @@ def approached(
         gradient, lower_value = slope(theta)
         gain = float(value - lower_value)
         expansion = expand(expansion.centre.moved(theta, -gradient))
-        if (
-            gain < _SMALLEST_SHARE * decrement
-        ):  # the density has a kink there, or its rounding shows
+        # where the density has a kink, or its rounding shows, the gradient promises what no step gains
+        if gain < _SMALLEST_SHARE * decrement:
             return expansion
         value = lower_value
         blocks = expansion.blocks
