@@ -17,6 +17,8 @@ from pyrobnn.model import NET, Density
 #: numbers of a Jacobian of all rows, and columns of a square matrix, up to which both cost little beside the search
 MAX_NUMBERS = 4_000_000
 MAX_COLUMNS = 1000
+#: points times the cube of their parameters up to which their precisions are factorised as often as wanted
+MAX_FACTORISED = 500_000_000
 #: rows that show the scale of the noise where the Jacobian would be larger
 MAX_SHOWN = 2000
 #: of a precision in a direction: what is off its mode may have smaller ones
@@ -61,6 +63,35 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
         # no Fisher information, no second derivative, or no rule for batches
         return values
     return values + 0.5 * problem.density.dim * math.log(2 * math.pi) - 0.5 * log_dets.detach()
+
+
+def inverse_roots(problem: Problem, thetas: Tensor) -> Tensor | None:
+    r"""Square roots (point, dim, dim) of the covariances of Laplace's Gaussians around points (point, dim) of a BNN.
+
+    Rows of standard deviations u turn into steps u R. None where they are large, or the likelihood's curvature is not
+    known; of a point without a finite one it is the identity.
+    """
+    num_points, dim = thetas.shape
+    num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
+    size = problem.num_rows * num_outputs * dim
+    if size > MAX_NUMBERS or num_points * dim**3 > MAX_FACTORISED:
+        return None
+    try:
+        at_once = max(1, MAX_NUMBERS // size)
+        precision = torch.func.vmap(partial(_precision, problem), chunk_size=at_once)
+        precisions = precision(thetas, _prior_precisions(problem, thetas)).detach()
+    except (Refused, RuntimeError):
+        return None
+    identity = torch.eye(dim).to(precisions)
+    finite = precisions.isfinite().all(-1).all(-1)
+    precisions[~finite] = identity
+    factors, failures = torch.linalg.cholesky_ex(precisions)
+    factors[failures > 0] = identity
+    return torch.linalg.solve_triangular(
+        factors,
+        identity,
+        upper=False,
+    )
 
 
 def _of_weights(density: Density) -> Tensor:
@@ -110,14 +141,42 @@ def _log_det(
     eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0.0)
     total = prior_precision.log().sum() + eigenvalues.log1p().sum()
     if not bool(weights.all()):
-        index = (~weights).nonzero().flatten()
-
-        def log_joint(noise: Tensor) -> Tensor:
-            return density.log_joint(theta.index_copy(0, index, noise))
-
-        curvature = -torch.func.jacrev(torch.func.grad(log_joint))(theta[index])
-        total = total + torch.linalg.eigvalsh(curvature.double()).clamp_min(SMALLEST).log().sum()
+        curvature = _noise_curvature(density, theta, (~weights).nonzero().flatten())
+        total = total + torch.linalg.eigvalsh(curvature).clamp_min(SMALLEST).log().sum()
     return total
+
+
+def _noise_curvature(density: Density, theta: Tensor, index: Tensor) -> Tensor:
+    """The exact curvature of minus the log joint in the coordinates ``index`` (noise,) of the noise, float64."""
+
+    def log_joint(noise: Tensor) -> Tensor:
+        return density.log_joint(theta.index_copy(0, index, noise))
+
+    return -torch.func.jacrev(torch.func.grad(log_joint))(theta[index]).double()
+
+
+def _precision(
+    problem: Problem,
+    theta: Tensor,
+    prior_precision: Tensor,
+) -> Tensor:
+    """The precision (dim, dim) at ``theta`` (dim,), with that of the weights' prior, (weight,).
+
+    A direction in which the noise's curvature is negative counts with the opposite sign.
+    """
+    density = problem.density
+    weights = _of_weights(density)
+    index = weights.nonzero().flatten()
+    rows = _rows(problem, theta)[:, index]
+    whole = rows.mT @ rows + torch.diag(prior_precision)
+    if bool(weights.all()):
+        return whole
+    noise = (~weights).nonzero().flatten()
+    values, basis = torch.linalg.eigh(_noise_curvature(density, theta, noise))
+    noise_block = (basis * values.abs().clamp_min(SMALLEST)) @ basis.mT
+    # the blocks side by side, then in the order of the flat vector
+    place = torch.cat([index, noise]).argsort()
+    return torch.block_diag(whole, noise_block)[place][:, place]
 
 
 def _rough_log_det(problem: Problem, theta: Tensor, rank: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.inference.optim.descent import descend, descend_each
+from pyrobnn.inference.optim.descent import descend, descend_each, descend_in_valleys
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result
 from pyrobnn.inference.optim.occam import log_evidences, log_joints
@@ -19,6 +19,8 @@ from pyrobnn.model.compile import compiled
 
 #: L-BFGS evaluations of the ends before they are compared
 REFINING_STEPS = 150
+#: rounds after them in the units of a Gaussian around each end
+VALLEY_ROUNDS = 24
 #: evaluations without a smaller loss after which the end that is kept is at its mode: the rest is rounding
 _PATIENCE = 20
 #: evaluations after that which say whether the search is finished
@@ -73,12 +75,22 @@ class Ends:
     relative_levels: Tensor
     values: Tensor | None = None
 
-    def refined(self, slope: Slope, num_steps: int) -> Ends:
-        """The ends nearer to their modes, each by itself. What diverged takes the place of the first that did not."""
+    def refined(
+        self,
+        slope: Slope,
+        num_steps: int,
+        roots_at: Callable[[Tensor], Tensor | None] | None = None,
+    ) -> Ends:
+        """The ends nearer to their modes, each by itself. What diverged takes the place of the first that did not.
+
+        Where ``roots_at`` is given, as of :func:`pyrobnn.inference.optim.descent.descend_in_valleys`, in its units too.
+        """
         points = torch.stack([run.params for run in self.runs])
         finite = points.isfinite().all(1)
         points[~finite] = points[int(finite.int().argmax())].clone()
         points = descend_each(slope, points, num_steps)
+        if roots_at is not None:
+            points = descend_in_valleys(slope, points, roots_at, VALLEY_ROUNDS)
         runs = [replace(run, params=point) for run, point in zip(self.runs, points, strict=True)]
         return replace(
             self,

@@ -33,6 +33,7 @@ from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.optim.free_noise import HELD_SHARE, LEVELS, FreeNoise, held_first
 from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.occam import inverse_roots
 from pyrobnn.inference.optim.path_ends import (
     Ends,
     Refinement,
@@ -186,7 +187,12 @@ class Search:
         if self.refinement is None or comparable:
             return self._chosen(ends, start.dim() == 1)
         slope = self._slope(ends, self.refinement)
-        refined = ends.refined(slope, self.refinement.num_steps)
+        to_modes = start.dim() == 1 and self.refinement.polish_steps > 0
+        refined = ends.refined(
+            slope,
+            self.refinement.num_steps,
+            partial(inverse_roots, self.problem) if to_modes else None,
+        )
         if start.dim() > 1:
             return self._chosen(refined, False)
         num_compared = max(_MIN_COMPARED, _MAX_COMPARED_PARAMETERS // start.numel())
