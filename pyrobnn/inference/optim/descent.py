@@ -135,7 +135,7 @@ def descend_each(
 def descend_in_valleys(
     slope: Callable[[Tensor], tuple[Tensor, Tensor]],
     thetas: Tensor,
-    roots_at: Callable[[Tensor], Tensor | None],
+    roots_at: Callable[[Tensor], Tensor],
     num_rounds: int,
 ) -> Tensor:
     """As :func:`descend_each`, by rounds of a few steps in the units of a Gaussian around each point.
@@ -145,16 +145,13 @@ def descend_in_valleys(
     Args:
         slope: points (point, dim) → gradients (point, dim) and values (point,).
         thetas: where each begins.
-        roots_at: points → roots (point, dim, dim) of their Gaussians' covariances, or None where there are none.
+        roots_at: points → roots (point, dim, dim) of their Gaussians' covariances.
         num_rounds: at most; fewer where no point that may still become the lowest moves.
     """
     points = thetas.detach().clone()
     values = slope(points)[1]
     for _ in range(num_rounds):
-        roots = roots_at(points)
-        if roots is None:
-            return points
-        points = _after_round(slope, points, roots.to(points))
+        points = _after_round(slope, points, roots_at(points).to(points))
         lower_values = slope(points)[1]
         near = lower_values <= lower_values.nan_to_num(nan=math.inf).min() + _OUT_OF_REACH
         if float((values - lower_values)[near].max()) < _AT_REST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -65,33 +66,62 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
     return values + 0.5 * problem.density.dim * math.log(2 * math.pi) - 0.5 * log_dets.detach()
 
 
-def inverse_roots(problem: Problem, thetas: Tensor) -> Tensor | None:
-    r"""Square roots (point, dim, dim) of the covariances of Laplace's Gaussians around points (point, dim) of a BNN.
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Of points (point, dim) of a BNN the units in which its posterior is as wide in all directions, by Gauss-Newton.
 
-    Rows of standard deviations u turn into steps u R. None where they are large, or the likelihood's curvature is not
-    known; of a point without a finite one it is the identity.
+    The rows of the Jacobian are taken anew at every call; the precisions of the prior and of the noise, which hardly
+    change in unconstrained coordinates, are those where the points began.
+
+    Attributes: ``problem``; ``prior_precisions`` (point, weight), float64; ``noise_precisions`` (point, noise, noise),
+        float64, positive definite.
     """
-    num_points, dim = thetas.shape
-    num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
-    size = problem.num_rows * num_outputs * dim
-    if size > MAX_NUMBERS or num_points * dim**3 > MAX_FACTORISED:
-        return None
-    try:
-        at_once = max(1, MAX_NUMBERS // size)
-        precision = torch.func.vmap(partial(_precision, problem), chunk_size=at_once)
-        precisions = precision(thetas, _prior_precisions(problem, thetas)).detach()
-    except (Refused, RuntimeError):
-        return None
-    identity = torch.eye(dim).to(precisions)
-    finite = precisions.isfinite().all(-1).all(-1)
-    precisions[~finite] = identity
-    factors, failures = torch.linalg.cholesky_ex(precisions)
-    factors[failures > 0] = identity
-    return torch.linalg.solve_triangular(
-        factors,
-        identity,
-        upper=False,
-    )
+
+    problem: Problem
+    prior_precisions: Tensor
+    noise_precisions: Tensor
+
+    @classmethod
+    def around(cls, problem: Problem, thetas: Tensor) -> Units | None:
+        """Those around points; None where they take much, or the likelihood's curvature is not known."""
+        num_points, dim = thetas.shape
+        num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
+        if problem.num_rows * num_outputs * dim > MAX_NUMBERS:
+            return None
+        if num_points * dim**3 > MAX_FACTORISED:
+            return None
+        noise = (~_of_weights(problem.density)).nonzero().flatten()
+        try:
+            curvatures = torch.func.vmap(
+                lambda theta: _noise_curvature(problem.density, theta, noise)
+            )(thetas)
+            # a direction in which the curvature is negative counts with the opposite sign
+            values, basis = torch.linalg.eigh(curvatures.detach().nan_to_num())
+            values = values.abs().clamp_min(SMALLEST).unsqueeze(1)
+            units = cls(problem, _prior_precisions(problem, thetas), (basis * values) @ basis.mT)
+            units.roots(thetas[:1], slice(0, 1))
+        except (Refused, RuntimeError):
+            return None
+        return units
+
+    def roots(self, thetas: Tensor, which: slice = slice(None)) -> Tensor:
+        """Roots R (point, dim, dim) of the covariances at points: rows of standard deviations u become steps u R.
+
+        Where a precision is not finite it is the identity. ``which`` of the points these are.
+        """
+        size = self.problem.num_rows * thetas.shape[1]
+        precisions = torch.func.vmap(
+            partial(_precision, self.problem), chunk_size=max(1, MAX_NUMBERS // size)
+        )(thetas, self.prior_precisions[which], self.noise_precisions[which]).detach()
+        identity = torch.eye(thetas.shape[1]).to(precisions)
+        precisions[~precisions.isfinite().all(-1).all(-1)] = identity
+        factors, failures = torch.linalg.cholesky_ex(precisions)
+        factors[failures > 0] = identity
+        return torch.linalg.solve_triangular(
+            factors,
+            identity,
+            upper=False,
+        )
 
 
 def _of_weights(density: Density) -> Tensor:
@@ -159,24 +189,16 @@ def _precision(
     problem: Problem,
     theta: Tensor,
     prior_precision: Tensor,
+    noise_precision: Tensor,
 ) -> Tensor:
-    """The precision (dim, dim) at ``theta`` (dim,), with that of the weights' prior, (weight,).
-
-    A direction in which the noise's curvature is negative counts with the opposite sign.
-    """
-    density = problem.density
-    weights = _of_weights(density)
+    """The precision (dim, dim) at ``theta`` (dim,), given that of the weights' prior, (weight,), and the noise's block."""
+    weights = _of_weights(problem.density)
     index = weights.nonzero().flatten()
     rows = _rows(problem, theta)[:, index]
-    whole = rows.mT @ rows + torch.diag(prior_precision)
-    if bool(weights.all()):
-        return whole
-    noise = (~weights).nonzero().flatten()
-    values, basis = torch.linalg.eigh(_noise_curvature(density, theta, noise))
-    noise_block = (basis * values.abs().clamp_min(SMALLEST)) @ basis.mT
+    of_weights = rows.mT @ rows + torch.diag(prior_precision)
     # the blocks side by side, then in the order of the flat vector
-    place = torch.cat([index, noise]).argsort()
-    return torch.block_diag(whole, noise_block)[place][:, place]
+    place = torch.cat([index, (~weights).nonzero().flatten()]).argsort()
+    return torch.block_diag(of_weights, noise_precision)[place][:, place]
 
 
 def _rough_log_det(problem: Problem, theta: Tensor, rank: int) -> Tensor:

@@ -13,7 +13,7 @@ from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.optim.descent import descend, descend_each, descend_in_valleys
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result
-from pyrobnn.inference.optim.occam import log_evidences, log_joints
+from pyrobnn.inference.optim.occam import Units, log_evidences, log_joints
 from pyrobnn.model import Density
 from pyrobnn.model.compile import compiled
 
@@ -79,18 +79,19 @@ class Ends:
         self,
         slope: Slope,
         num_steps: int,
-        roots_at: Callable[[Tensor], Tensor | None] | None = None,
+        problem: Problem | None = None,
     ) -> Ends:
         """The ends nearer to their modes, each by itself. What diverged takes the place of the first that did not.
 
-        Where ``roots_at`` is given, as of :func:`pyrobnn.inference.optim.descent.descend_in_valleys`, in its units too.
+        Where a ``problem`` is given, in the units of its posterior too, which lead on where valleys are narrow.
         """
         points = torch.stack([run.params for run in self.runs])
         finite = points.isfinite().all(1)
         points[~finite] = points[int(finite.int().argmax())].clone()
         points = descend_each(slope, points, num_steps)
-        if roots_at is not None:
-            points = descend_in_valleys(slope, points, roots_at, VALLEY_ROUNDS)
+        units = None if problem is None else Units.around(problem, points)
+        if units is not None:
+            points = descend_in_valleys(slope, points, units.roots, VALLEY_ROUNDS)
         runs = [replace(run, params=point) for run, point in zip(self.runs, points, strict=True)]
         return replace(
             self,

@@ -33,7 +33,6 @@ from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.optim.free_noise import HELD_SHARE, LEVELS, FreeNoise, held_first
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.occam import inverse_roots
 from pyrobnn.inference.optim.path_ends import (
     Ends,
     Refinement,
@@ -191,7 +190,7 @@ class Search:
         refined = ends.refined(
             slope,
             self.refinement.num_steps,
-            partial(inverse_roots, self.problem) if to_modes else None,
+            self.problem if to_modes else None,
         )
         if start.dim() > 1:
             return self._chosen(refined, False)
