@@ -191,7 +191,7 @@ def _precision(
     prior_precision: Tensor,
     noise_precision: Tensor,
 ) -> Tensor:
-    """The precision (dim, dim) at ``theta`` (dim,), given that of the weights' prior, (weight,), and the noise's block."""
+    """The precision (dim, dim) at ``theta`` (dim,), given those of the weights' prior, (weight,), and of the noise."""
     weights = _of_weights(problem.density)
     index = weights.nonzero().flatten()
     rows = _rows(problem, theta)[:, index]
