@@ -199,9 +199,18 @@ def test_where_the_rounds_run_out_the_verdict_warns(monkeypatch):
     monkeypatch.setattr("pyrobnn.inference.laplace.POLISH_STEPS", 0)
     monkeypatch.setattr("pyrobnn.inference.curvature.approach._SHARE", 1.0)
     monkeypatch.setattr("pyrobnn.inference.curvature.approach._MOST_ROUNDS", 1)
-    search = pb.MAP(num_steps=100, polish_steps=0, compile=False)
+    search = pb.MAP(
+        num_steps=100,
+        polish_steps=0,
+        compile=False,
+    )
     with pytest.warns(UserWarning, match="the centre is not a mode"):
-        posterior = pb.Laplace(map=search, compile=False).fit(model, x, y, num_draws=50)
+        posterior = pb.Laplace(map=search, compile=False).fit(
+            model,
+            x,
+            y,
+            num_draws=50,
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         verdict = pb.diagnose(posterior.to_datatree(x, y))
