@@ -74,12 +74,7 @@ def test_the_function_is_not_taken_for_noise(likelihood, at_once, monkeypatch):
     "method",
     [
         pb.Laplace(map=SEARCH, compile=False),
-        pb.DeepEnsemble(
-            num_members=3,
-            num_steps=400,
-            lr=0.03,
-            compile=False,
-        ),
+        pb.DeepEnsemble(num_members=3, num_steps=400, lr=0.03, compile=False),
         pb.SWAG(num_steps=1000, compile=False),
     ],
 )
@@ -268,12 +263,7 @@ def test_every_second_continuation_of_a_search_for_evidence_is_smoothed():
     start = torch.zeros(2, 3)
     plain = paths.planned(start, 9, lambda number: torch.ones(number, 3))
     assert not plain.smoothings.any()
-    smoothed = paths.planned(
-        start,
-        9,
-        lambda number: torch.ones(number, 3),
-        smoothed=True,
-    )
+    smoothed = paths.planned(start, 9, lambda number: torch.ones(number, 3), smoothed=True)
     is_smoothed = smoothed.smoothings > 0
     assert is_smoothed.tolist() == [[path in (2, 4, 6, 8) for path in range(9)]] * 2
     # neither the plain path nor the first from another start holds the noise
@@ -333,10 +323,7 @@ def test_each_of_several_points_descends_to_the_minimum():
 
     starts = torch.tensor([[0.0, 1.0, 5.0], [9.0, -3.0, 2.0]], dtype=torch.float64)
     torch.testing.assert_close(
-        descend_each(slope, starts, 200),
-        torch.full_like(starts, 2.0),
-        rtol=0,
-        atol=1e-2,
+        descend_each(slope, starts, 200), torch.full_like(starts, 2.0), rtol=0, atol=1e-2
     )
 
 
@@ -350,12 +337,7 @@ def test_points_in_a_curved_valley_descend_to_its_bottom():
         return gradient, 0.5 * ((1.0 - x).square() + across.square())
 
     def roots_at(points):
-        rows = torch.zeros(
-            len(points),
-            2,
-            2,
-            dtype=points.dtype,
-        )
+        rows = torch.zeros(len(points), 2, 2, dtype=points.dtype)
         rows[:, 0, 0] = -1.0
         rows[:, 1, 0] = -60.0 * points[:, 0]
         rows[:, 1, 1] = 30.0
@@ -363,24 +345,14 @@ def test_points_in_a_curved_valley_descend_to_its_bottom():
 
     starts = torch.tensor([[-1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
     near = descend_in_valleys(slope, starts, roots_at, 10)
-    torch.testing.assert_close(
-        near,
-        torch.ones_like(near),
-        rtol=0,
-        atol=0.01,
-    )
+    torch.testing.assert_close(near, torch.ones_like(near), rtol=0, atol=0.01)
     after_one = descend_in_valleys(slope, starts, roots_at, 1)
     assert slope(near)[1][0] < 0.01 < slope(after_one)[1][0] < slope(starts)[1][0]
 
 
 def test_the_units_around_a_point_are_those_of_its_evidence():
     truth = diabetes_linear()
-    linear = prepare(
-        diabetes_model(),
-        truth["x"],
-        truth["y"],
-        points="free",
-    )
+    linear = prepare(diabetes_model(), truth["x"], truth["y"], points="free")
     theta = linear.density.initial(linear.bnn.initial_values())[None]
     roots = Units.around(linear, theta).roots(theta)[0]
     torch.testing.assert_close(roots.mT @ roots, truth["cov"])
@@ -389,22 +361,12 @@ def test_the_units_around_a_point_are_those_of_its_evidence():
     log_dets = torch.linalg.slogdet(Units.around(problem, thetas).roots(thetas)).logabsdet
     evidences = log_joints(problem, thetas) + log_dets
     evidences = evidences + 0.5 * problem.density.dim * math.log(2.0 * math.pi)
-    torch.testing.assert_close(
-        evidences,
-        log_evidences(problem, thetas),
-        rtol=1e-4,
-        atol=1e-3,
-    )
+    torch.testing.assert_close(evidences, log_evidences(problem, thetas), rtol=1e-4, atol=1e-3)
 
 
 def test_the_evidence_of_a_linear_model_is_exact():
     truth = diabetes_linear()
-    problem = prepare(
-        diabetes_model(),
-        truth["x"],
-        truth["y"],
-        points="free",
-    )
+    problem = prepare(diabetes_model(), truth["x"], truth["y"], points="free")
     theta = problem.density.unconstrain(
         {"net.weight": truth["mean"][None, :10], "net.bias": truth["mean"][10:]}
     )
@@ -414,39 +376,15 @@ def test_the_evidence_of_a_linear_model_is_exact():
 @pytest.mark.parametrize("prior", [dist.Laplace(0.0, 1.0), dist.StudentT(3.0, 0.0, 1.0)])
 def test_the_evidence_under_a_prior_without_curvature_is_near_the_integral(prior):
     generator = torch.Generator().manual_seed(4)
-    x = torch.randn(
-        30,
-        2,
-        generator=generator,
-        dtype=torch.float64,
-    )
+    x = torch.randn(30, 2, generator=generator, dtype=torch.float64)
     x[:, 1] *= 1e-4  # a direction that the data cannot tell
-    y = 2.5 * x[:, :1] + 0.1 * torch.randn(
-        30,
-        1,
-        generator=generator,
-        dtype=torch.float64,
-    )
-    net = torch.nn.utils.skip_init(
-        torch.nn.Linear,
-        2,
-        1,
-        bias=False,
-        dtype=torch.float64,
-    )
+    y = 2.5 * x[:, :1] + 0.1 * torch.randn(30, 1, generator=generator, dtype=torch.float64)
+    net = torch.nn.utils.skip_init(torch.nn.Linear, 2, 1, bias=False, dtype=torch.float64)
     torch.nn.init.zeros_(net.weight)
     problem = prepare(
-        pb.BNN(net, pb.priors.IIDPrior(prior), HomoskedasticGaussian(0.1)),
-        x,
-        y,
-        points="free",
+        pb.BNN(net, pb.priors.IIDPrior(prior), HomoskedasticGaussian(0.1)), x, y, points="free"
     )
-    slopes = torch.linspace(
-        2.2,
-        2.8,
-        601,
-        dtype=torch.float64,
-    )
+    slopes = torch.linspace(2.2, 2.8, 601, dtype=torch.float64)
     rows = dist.Normal(slopes[:, None] * x[:, 0], 0.1)
     likelihood = rows.log_prob(y[:, 0]).sum(1) + prior.log_prob(slopes)
     integral = torch.logsumexp(likelihood, 0) + math.log(float(slopes[1] - slopes[0]))
