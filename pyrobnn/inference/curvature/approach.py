@@ -174,8 +174,12 @@ def _slope(problem: Problem, theta: Tensor, rounds: Rounds) -> Slope:
     density = problem.density
     if problem.is_bnn and problem.num_rows > MANY:
         return problem.whole_slope(density)
+
+    def loss(z: Tensor) -> Tensor:
+        return -density.log_joint(z)
+
     return compiled(
-        torch.func.grad_and_value(lambda z: -density.log_joint(z)),
+        torch.func.grad_and_value(loss),
         theta,
         enabled=False,
         calls=rounds.number * rounds.num_steps,
