@@ -193,7 +193,12 @@ class Trained(Method):
             return None
         if problem.density.stochastic is not None:  # without the noise its mode is another
             return None
-        return Refinement(problem.density, self._refining_steps, self._polishing_steps)
+        return Refinement(
+            problem.density,
+            self._refining_steps,
+            self._polishing_steps,
+            in_valleys=self._polishing_steps > 0 and not self._compares_evidence(problem),
+        )
 
     def _plain_search(
         self,

@@ -186,7 +186,7 @@ class Search:
         if self.refinement is None or comparable:
             return self._chosen(ends, start.dim() == 1)
         slope = self._slope(ends, self.refinement)
-        to_modes = start.dim() == 1 and self.refinement.polish_steps > 0
+        to_modes = start.dim() == 1 and self.refinement.in_valleys
         refined = ends.refined(
             slope,
             self.refinement.num_steps,
