@@ -123,8 +123,8 @@ class Laplace(Method):
     it is; where there are none, from .2 standard deviations per √dimension on.
 
     Caveat: one mode, and symmetric around it; ``log_evidence`` is of this one, not of its mirror images. At a saddle,
-    of whose negative curvature Gauss-Newton's matrix knows nothing, Newton's step looks short too: of ten small nets one,
-    with two hidden layers, ended there, 13 nats of evidence from where Newton's method led. The Hessian of
+    of whose negative curvature Gauss-Newton's matrix knows nothing, Newton's step looks short too: of ten small nets
+    one, with two hidden layers, ended there, 13 nats of evidence from where Newton's method led. The Hessian of
     a network is rarely positive definite off the exact mode; GGN weight draws through the network itself
     (``predictive="draws"``) underfit badly. Tuning does not move the mode. Beyond 5000 data a search by mini-batches is
     not followed to the very mode: the posterior of the linearised network then has its mean at the mode of the linear

@@ -154,8 +154,8 @@ def at_the_mode(
     return {name: values[name].to(draws[name]).detach() for name in draws}
 
 
-#: not yet so: at a saddle of the exact Hessian, of whose negative curvature Gauss-Newton's matrix knows nothing, Newton's
-#: decrement is small, and the mode may be far
+#: not yet so: at a saddle Newton's decrement is small, for Gauss-Newton's matrix knows nothing of negative curvature,
+#: and the mode may be far
 AT_A_SADDLE = pytest.mark.xfail(raises=AssertionError, reason="stands at a saddle")
 
 
