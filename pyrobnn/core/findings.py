@@ -108,7 +108,8 @@ def _not_a_mode(gradient_norm: float, distance: float, given: bool) -> str:
         remedy = "train longer, or omit 'init': a given point is not moved"
     return (
         f"the centre is not a mode: the gradient norm is {gradient_norm:.3g} (0 at a mode), and the centre lies "
-        f"{distance:.3g} posterior standard deviations from one: {remedy}"
+        f"{distance:.3g} posterior standard deviations from one, by Newton's step, which would raise the log joint by "
+        f"{0.5 * distance**2:.3g} nats: {remedy}"
     )
 
 

@@ -197,7 +197,12 @@ class Trained(Method):
             return None
         if problem.density.stochastic is not None:  # without the noise its mode is another
             return None
-        return Refinement(problem.density, self._refining_steps, self._polishing_steps)
+        return Refinement(
+            problem.density,
+            self._refining_steps,
+            self._polishing_steps,
+            in_valleys=self._polishing_steps > 0 and not self._compares_evidence(problem),
+        )
 
     def _plain_search(
         self,
@@ -329,7 +334,8 @@ class MAP(Trained):
 
     Where the scale of the noise is free, a search may take the function for noise (Seitzer et al., 2022). It then
     follows several paths: the plain one, and others that hold the noise small for the first half of their steps, with
-    Adam at three to thirty times the rate (at most 0.3): a small one stays in the first basin. The
+    Adam at three to thirty times the rate (at most 0.3): a small one stays in the first basin. Where a net is small the
+    ends go on to their modes in the units of the Gaussian around each, in which narrow valleys are wide. The
     end of the highest log joint, in unconstrained coordinates, is kept. ``meta["noise_held"]`` is the scale at which it
     was held first on the path that is kept, as a share of the targets' standard deviation (0: the plain path), and
     ``meta["path_gain"]`` the nats that this path gains over the plain one.

@@ -17,10 +17,15 @@ from pyrobnn.inference.fitting.initial import fresh_starts, starts_of
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim import paths
-from pyrobnn.inference.optim.descent import descend_each
+from pyrobnn.inference.optim.descent import descend_each, descend_in_valleys
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.occam import log_evidences, weight_spreads
+from pyrobnn.inference.optim.occam import (
+    Units,
+    log_evidences,
+    log_joints,
+    weight_spreads,
+)
 from pyrobnn.inference.optim.path_ends import Ends, best_ends
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
@@ -320,6 +325,43 @@ def test_each_of_several_points_descends_to_the_minimum():
     torch.testing.assert_close(
         descend_each(slope, starts, 200), torch.full_like(starts, 2.0), rtol=0, atol=1e-2
     )
+
+
+def test_points_in_a_curved_valley_descend_to_its_bottom():
+    """Of (1 - x)² / 2 + (30 (y - x²))² / 2, in the units of its Gauss-Newton matrix."""
+
+    def slope(points):
+        x, y = points.unbind(1)
+        across = 30.0 * (y - x.square())
+        gradient = torch.stack([x - 1.0 - 60.0 * x * across, 30.0 * across], 1)
+        return gradient, 0.5 * ((1.0 - x).square() + across.square())
+
+    def roots_at(points):
+        rows = torch.zeros(len(points), 2, 2, dtype=points.dtype)
+        rows[:, 0, 0] = -1.0
+        rows[:, 1, 0] = -60.0 * points[:, 0]
+        rows[:, 1, 1] = 30.0
+        return torch.linalg.inv(torch.linalg.cholesky(rows.mT @ rows))
+
+    starts = torch.tensor([[-1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    near = descend_in_valleys(slope, starts, roots_at, 10)
+    torch.testing.assert_close(near, torch.ones_like(near), rtol=0, atol=0.01)
+    after_one = descend_in_valleys(slope, starts, roots_at, 1)
+    assert slope(near)[1][0] < 0.01 < slope(after_one)[1][0] < slope(starts)[1][0]
+
+
+def test_the_units_around_a_point_are_those_of_its_evidence():
+    truth = diabetes_linear()
+    linear = prepare(diabetes_model(), truth["x"], truth["y"], points="free")
+    theta = linear.density.initial(linear.bnn.initial_values())[None]
+    roots = Units.around(linear, theta).roots(theta)[0]
+    torch.testing.assert_close(roots.mT @ roots, truth["cov"])
+    problem = prepare(model(), *waves(), points="free")
+    thetas = torch.stack([0.5 * problem.density.sample_prior(1, seed=seed)[0] for seed in (0, 1)])
+    log_dets = torch.linalg.slogdet(Units.around(problem, thetas).roots(thetas)).logabsdet
+    evidences = log_joints(problem, thetas) + log_dets
+    evidences = evidences + 0.5 * problem.density.dim * math.log(2.0 * math.pi)
+    torch.testing.assert_close(evidences, log_evidences(problem, thetas), rtol=1e-4, atol=1e-3)
 
 
 def test_the_evidence_of_a_linear_model_is_exact():

@@ -11,6 +11,7 @@ To read in this order:
 ``forms``       which structure a matrix takes, by its cost
 ``prior``       the prior's precision, and its factors by the evidence or by held-out data
 ``precision``   curvature plus prior: the blocks at a centre
+``approach``    the last steps to the mode, in the units of the Gaussian around the centre
 ``linearized``  predictions of the network linearised at the mode
 ``nearest``     the Gaussian nearest to the linear network's posterior
 ``last_layer``  a trained net's last layer at any width of the prior, for ``posthoc`` alone

@@ -78,10 +78,11 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class ChosenCurvature:
-    """A ``curvature``, the ``structure`` it has, and the ``notes`` on the choice."""
+    """A ``curvature``, the ``structure`` it has, the ``operations`` it took, roughly, and ``notes`` on the choice."""
 
     curvature: Curvature
     structure: Structure
+    operations: float
     notes: tuple[Finding, ...] = ()
 
     @property
@@ -126,9 +127,15 @@ def chosen_curvature(
         head_cost = Cost.of_head(head.width, head.inputs.shape[1], len(x))
         cost = rows_cost.or_less(head_cost)
     chosen, notes = _choose_structure(structure, jacobian, cost, head)
+    # each column of the root is pulled back through the net
+    operations = 6.0 * len(x) * num_columns * jacobian.size
+    if chosen == "full":
+        operations += cost.operations
     if head is not None and chosen != "diag" and (cost is not rows_cost or chosen == "kron"):
-        return ChosenCurvature(head_curvature(jacobian, head, chosen, prior_prec), chosen, notes)
-    return ChosenCurvature(ggn(jacobian, x, centre.root, chosen, prior_prec), chosen, notes)
+        curvature: Curvature = head_curvature(jacobian, head, chosen, prior_prec)
+    else:
+        curvature = ggn(jacobian, x, centre.root, chosen, prior_prec)
+    return ChosenCurvature(curvature, chosen, operations, notes)
 
 
 def _choose_structure(

@@ -73,6 +73,21 @@ class Centre:
         """The problem of the whole net at its inputs ``x``, under the priors of this one."""
         return self.problem if self.net_split is None else self.problem.at_inputs(self.net_split, x)
 
+    def moved(self, theta: Tensor, gradient: Tensor) -> Centre:
+        """The centre at another point (dim,) of the problem's density, where its log joint has this gradient (dim,)."""
+        points = _points_at(self.problem.density, theta)
+        density = self.density
+        if points:
+            points = self.points | points
+            density = self.problem.density.holding(points)
+        return replace(
+            self,
+            density=density,
+            mode=theta[: density.dim].detach(),  # latent sites come first
+            points=points or self.points,
+            gradient=_checked_gradient(density, gradient[: density.dim]),
+        )
+
     def root(self, f: Tensor, rows: slice) -> Tensor:
         """Square root (N, width, k) of the likelihood's curvature at outputs (N, width) of these rows."""
         return self.bnn.likelihood.curvature_root(f, self.problem.y[rows], self.values)
@@ -282,10 +297,7 @@ def _centre_at(
     """The centre at ``theta`` (dim,), its points held; of a net whose trunk does not vary, the problem of the head."""
     density = problem.density
     constrained = density.constrain(theta)
-    points = dict(density.initial_points)
-    for site in density.sites:
-        if site.kind == "point":
-            points[site.name] = constrained[site.name].detach()
+    points = density.initial_points | _points_at(density, theta)
     net_split = None
     if problem.is_bnn:
         params = weights_of(problem.bnn.initial_values() | points | constrained)
@@ -296,6 +308,13 @@ def _centre_at(
     slope = problem.whole_slope(held_density)
     gradient = _checked_gradient(held_density, -slope(mode)[0])
     return Centre(problem, held_density, mode, points, names, gradient, notes, net_split)
+
+
+def _points_at(density: Density, theta: Tensor) -> dict[str, Tensor]:
+    """The point parameters of a density at ``theta`` (dim,), by site."""
+    names = [site.name for site in density.sites if site.kind == "point"]
+    values = density.constrain(theta) if names else {}
+    return {name: values[name].detach() for name in names}
 
 
 def _checked_gradient(density: Density, gradient: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class Precision:
 
 def hessian_precision(centre: Centre, structure: str) -> Precision:
     """Exact Hessian, full or its diagonal."""
-    block, damping = _hessian_block(centre, centre.names, structure)
+    block, damping = hessian_block(centre, centre.names, structure)
     has_weights = centre.net_split is not None and any(
         name.startswith(NET) for name in centre.names
     )
@@ -161,7 +161,7 @@ def ggn_precision(centre: Centre, weights: WeightCurvature, tuned: Tuned | None)
         centre = _tuned_centre(centre, weights.ggn.group_names, tuned)
     noise = [name for name in centre.names if not name.startswith(NET)]
     if noise:
-        noise_block, noise_damping = _hessian_block(centre, noise, "full")
+        noise_block, noise_damping = hessian_block(centre, noise, "full")
         blocks = [*blocks, noise_block]
         damping = max(damping, noise_damping.added)
         notes += noise_damping.notes
@@ -215,7 +215,7 @@ class _Damping:
         return [Finding("hessian_indefinite", {"lowest": self.lowest, "added": self.added})]
 
 
-def _hessian_block(centre: Centre, names: Sequence[str], structure: str) -> tuple[Block, _Damping]:
+def hessian_block(centre: Centre, names: Sequence[str], structure: str) -> tuple[Block, _Damping]:
     """Exact Hessian in the sites, damped by as much as it takes."""
     sites = [site for site in centre.density.sites if site.name in names]
     index = coordinates_of(sites, centre.mode.device)
@@ -287,15 +287,20 @@ def _tuned_centre(centre: Centre, groups: Sequence[str], tuned: Tuned) -> Centre
     )
 
 
-def mode_notes(precision: Precision, centre_given: bool, exact: bool) -> list[Finding]:
-    """That the centre is not a mode: Newton's step is longer than .2 posterior sds per √dimension.
+def mode_notes(
+    precision: Precision,
+    centre_given: bool,
+    exact: bool,
+    short: bool = False,
+) -> list[Finding]:
+    """That the centre is not a mode: the search ended ``short`` of it, or Newton's step is longer than .2 sds per √dim.
 
     Of the ``exact`` mode of the linear model only the noise is not: it is that of the residuals at the centre, whose
     sum of squares the last step lowers by its squared length, in noise variances.
     """
     distance = precision.newton_distance
     size = sum(len(block.index) for block in precision.blocks)
-    if distance <= 0.2 * math.sqrt(size):
+    if not short and distance <= 0.2 * math.sqrt(size):
         return []
     if exact and distance**2 <= 0.1 * len(precision.centre.problem.x):
         return []

@@ -17,6 +17,9 @@ from pyrobnn.model.compile import compiled
 _LOOK_EVERY = 25
 _STANDS_STILL = 0.3
 _OUT_OF_REACH = 30.0
+#: of :func:`descend_in_valleys`: evaluations in a round, and nats that a round must have gained
+_STEPS_IN_ROUND = 14
+_AT_REST = 0.02
 #: steps below which the losses show nothing
 _SHORT = 20
 
@@ -126,6 +129,52 @@ def descend_each(
         directions = torch.where(accepted, -_newton_like(gradients, moves, turns), directions)
         scales = torch.where(accepted, 1.0, 0.5 * scales)
     return points
+
+
+@torch.no_grad()
+def descend_in_valleys(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]],
+    thetas: Tensor,
+    roots_at: Callable[[Tensor], Tensor],
+    num_rounds: int,
+) -> Tensor:
+    """As :func:`descend_each`, by rounds of a few steps in the units of a Gaussian around each point.
+
+    In these a narrow and curved valley is as wide as it is long.
+
+    Args:
+        slope: points (point, dim) → gradients (point, dim) and values (point,).
+        thetas: where each begins.
+        roots_at: points → roots (point, dim, dim) of their Gaussians' covariances.
+        num_rounds: at most; fewer where no point that may still become the lowest moves.
+    """
+    points = thetas.detach().clone()
+    values = slope(points)[1]
+    for _ in range(num_rounds):
+        points = _after_round(slope, points, roots_at(points).to(points))
+        lower_values = slope(points)[1]
+        near = lower_values <= lower_values.nan_to_num(nan=math.inf).min() + _OUT_OF_REACH
+        if float((values - lower_values)[near].max()) < _AT_REST:
+            break
+        values = lower_values
+    return points
+
+
+def _after_round(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]],
+    points: Tensor,
+    roots: Tensor,
+) -> Tensor:
+    """Where a few steps lead from points (point, dim) in units of these roots (point, dim, dim)."""
+
+    def positions(steps: Tensor) -> Tensor:
+        return points + torch.einsum("pi,pij->pj", steps, roots)
+
+    def whitened(steps: Tensor) -> tuple[Tensor, Tensor]:
+        gradients, values = slope(positions(steps))
+        return torch.einsum("pj,pij->pi", gradients, roots), values
+
+    return positions(descend_each(whitened, torch.zeros_like(points), _STEPS_IN_ROUND))
 
 
 def _newton_like(gradients: Tensor, moves: Tensor, turns: Tensor) -> Tensor:

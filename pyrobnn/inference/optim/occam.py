@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,6 +18,8 @@ from pyrobnn.model import NET, Density
 #: numbers of a Jacobian of all rows, and columns of a square matrix, up to which both cost little beside the search
 MAX_NUMBERS = 4_000_000
 MAX_COLUMNS = 1000
+#: points times the cube of their parameters up to which their precisions are factorised as often as wanted
+MAX_FACTORISED = 500_000_000
 #: rows that show the scale of the noise where the Jacobian would be larger
 MAX_SHOWN = 2000
 #: of a precision in a direction: what is off its mode may have smaller ones
@@ -61,6 +64,64 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
         # no Fisher information, no second derivative, or no rule for batches
         return values
     return values + 0.5 * problem.density.dim * math.log(2 * math.pi) - 0.5 * log_dets.detach()
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Of points (point, dim) of a BNN the units in which its posterior is as wide in all directions, by Gauss-Newton.
+
+    The rows of the Jacobian are taken anew at every call; the precisions of the prior and of the noise, which hardly
+    change in unconstrained coordinates, are those where the points began.
+
+    Attributes: ``problem``; ``prior_precisions`` (point, weight), float64; ``noise_precisions`` (point, noise, noise),
+        float64, positive definite.
+    """
+
+    problem: Problem
+    prior_precisions: Tensor
+    noise_precisions: Tensor
+
+    @classmethod
+    def around(cls, problem: Problem, thetas: Tensor) -> Units | None:
+        """Those around points; None where they take much, or the likelihood's curvature is not known."""
+        num_points, dim = thetas.shape
+        num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
+        if problem.num_rows * num_outputs * dim > MAX_NUMBERS:
+            return None
+        if num_points * dim**3 > MAX_FACTORISED:
+            return None
+        noise = (~_of_weights(problem.density)).nonzero().flatten()
+        try:
+            curvatures = torch.func.vmap(
+                lambda theta: _noise_curvature(problem.density, theta, noise)
+            )(thetas)
+            # a direction in which the curvature is negative counts with the opposite sign
+            values, basis = torch.linalg.eigh(curvatures.detach().nan_to_num())
+            values = values.abs().clamp_min(SMALLEST).unsqueeze(1)
+            units = cls(problem, _prior_precisions(problem, thetas), (basis * values) @ basis.mT)
+            units.roots(thetas[:1], slice(0, 1))
+        except (Refused, RuntimeError):
+            return None
+        return units
+
+    def roots(self, thetas: Tensor, which: slice = slice(None)) -> Tensor:
+        """Roots R (point, dim, dim) of the covariances at points: rows of standard deviations u become steps u R.
+
+        Where a precision is not finite it is the identity. ``which`` of the points these are.
+        """
+        size = self.problem.num_rows * thetas.shape[1]
+        precisions = torch.func.vmap(
+            partial(_precision, self.problem), chunk_size=max(1, MAX_NUMBERS // size)
+        )(thetas, self.prior_precisions[which], self.noise_precisions[which]).detach()
+        identity = torch.eye(thetas.shape[1]).to(precisions)
+        precisions[~precisions.isfinite().all(-1).all(-1)] = identity
+        factors, failures = torch.linalg.cholesky_ex(precisions)
+        factors[failures > 0] = identity
+        return torch.linalg.solve_triangular(
+            factors,
+            identity,
+            upper=False,
+        )
 
 
 def _of_weights(density: Density) -> Tensor:
@@ -110,14 +171,34 @@ def _log_det(
     eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0.0)
     total = prior_precision.log().sum() + eigenvalues.log1p().sum()
     if not bool(weights.all()):
-        index = (~weights).nonzero().flatten()
-
-        def log_joint(noise: Tensor) -> Tensor:
-            return density.log_joint(theta.index_copy(0, index, noise))
-
-        curvature = -torch.func.jacrev(torch.func.grad(log_joint))(theta[index])
-        total = total + torch.linalg.eigvalsh(curvature.double()).clamp_min(SMALLEST).log().sum()
+        curvature = _noise_curvature(density, theta, (~weights).nonzero().flatten())
+        total = total + torch.linalg.eigvalsh(curvature).clamp_min(SMALLEST).log().sum()
     return total
+
+
+def _noise_curvature(density: Density, theta: Tensor, index: Tensor) -> Tensor:
+    """The exact curvature of minus the log joint in the coordinates ``index`` (noise,) of the noise, float64."""
+
+    def log_joint(noise: Tensor) -> Tensor:
+        return density.log_joint(theta.index_copy(0, index, noise))
+
+    return -torch.func.jacrev(torch.func.grad(log_joint))(theta[index]).double()
+
+
+def _precision(
+    problem: Problem,
+    theta: Tensor,
+    prior_precision: Tensor,
+    noise_precision: Tensor,
+) -> Tensor:
+    """The precision (dim, dim) at ``theta`` (dim,), given those of the weights' prior, (weight,), and of the noise."""
+    weights = _of_weights(problem.density)
+    index = weights.nonzero().flatten()
+    rows = _rows(problem, theta)[:, index]
+    of_weights = rows.mT @ rows + torch.diag(prior_precision)
+    # the blocks side by side, then in the order of the flat vector
+    place = torch.cat([index, (~weights).nonzero().flatten()]).argsort()
+    return torch.block_diag(of_weights, noise_precision)[place][:, place]
 
 
 def _rough_log_det(problem: Problem, theta: Tensor, rank: int) -> Tensor:

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.inference.optim.descent import descend, descend_each
+from pyrobnn.inference.optim.descent import descend, descend_each, descend_in_valleys
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result
-from pyrobnn.inference.optim.occam import log_evidences, log_joints
+from pyrobnn.inference.optim.occam import Units, log_evidences, log_joints
 from pyrobnn.model import Density
 from pyrobnn.model.compile import compiled
 
 #: L-BFGS evaluations of the ends before they are compared
 REFINING_STEPS = 150
+#: rounds after them in the units of a Gaussian around each end
+_VALLEY_ROUNDS = 24
 #: evaluations without a smaller loss after which the end that is kept is at its mode: the rest is rounding
 _PATIENCE = 20
 #: evaluations after that which say whether the search is finished
@@ -33,12 +35,15 @@ Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Refinement:
     """L-BFGS on all data, toward the modes of the log joint over the constrained sites, of ends of a search.
 
-    Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept.
+    Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept;
+        ``in_valleys``: every end goes on to its very mode, in the units of its posterior. Ends that are compared by
+        their evidence do not: in these units they come to the higher modes, which are narrow.
     """
 
     density: Density
     num_steps: int
     polish_steps: int
+    in_valleys: bool = False
 
     def slope(self, points: Tensor) -> Slope:
         """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
@@ -73,12 +78,23 @@ class Ends:
     relative_levels: Tensor
     values: Tensor | None = None
 
-    def refined(self, slope: Slope, num_steps: int) -> Ends:
-        """The ends nearer to their modes, each by itself. What diverged takes the place of the first that did not."""
+    def refined(
+        self,
+        slope: Slope,
+        num_steps: int,
+        problem: Problem | None = None,
+    ) -> Ends:
+        """The ends nearer to their modes, each by itself. What diverged takes the place of the first that did not.
+
+        Where a ``problem`` is given, in the units of its posterior too, which lead on where valleys are narrow.
+        """
         points = torch.stack([run.params for run in self.runs])
         finite = points.isfinite().all(1)
         points[~finite] = points[int(finite.int().argmax())].clone()
         points = descend_each(slope, points, num_steps)
+        units = None if problem is None else Units.around(problem, points)
+        if units is not None:
+            points = descend_in_valleys(slope, points, units.roots, _VALLEY_ROUNDS)
         runs = [replace(run, params=point) for run, point in zip(self.runs, points, strict=True)]
         return replace(
             self,

@@ -186,7 +186,12 @@ class Search:
         if self.refinement is None or comparable:
             return self._chosen(ends, start.dim() == 1)
         slope = self._slope(ends, self.refinement)
-        refined = ends.refined(slope, self.refinement.num_steps)
+        to_modes = start.dim() == 1 and self.refinement.in_valleys
+        refined = ends.refined(
+            slope,
+            self.refinement.num_steps,
+            self.problem if to_modes else None,
+        )
         if start.dim() > 1:
             return self._chosen(refined, False)
         num_compared = max(_MIN_COMPARED, _MAX_COMPARED_PARAMETERS // start.numel())
