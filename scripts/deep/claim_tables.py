@@ -19,7 +19,11 @@ METHODS = [
     "MC dropout",
     "SVI, mean field",
     "last-layer Laplace",
+    "last-layer Laplace, loop's net",
+    "laplace-torch, last layer",
     "Kronecker Laplace",
+    "Kronecker Laplace, loop's net",
+    "laplace-torch, Kronecker",
 ]
 NETS = {"cnn": "CNN", "resnet18": "ResNet-18"}
 
