@@ -541,6 +541,8 @@ def _restored_network(posterior: Posterior, place: _Place) -> Linearized | Subse
     jacobian = NetworkJacobian(net_split.head, layout, centre, points, weights)
     if not posterior.meta["layer_products"]:
         jacobian.layers = []
+    form = posterior.meta.get("curvature") or {}
+    jacobian.keep_products(form.get("without_factors", ()))
     settings = posterior.meta["settings"]
     return _network(
         settings["predictive"],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.findings import Finding
-from pyrobnn.inference.curvature.ggn import Curvature, Structure, ggn
+from pyrobnn.inference.curvature.ggn import Curvature, KronCurvature, Structure, ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linear_head import (
     HeadCurvature,
@@ -78,11 +78,15 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class ChosenCurvature:
-    """A ``curvature``, the ``structure`` it has, and the ``notes`` on the choice."""
+    """A ``curvature``, the ``structure`` it has, and the ``notes`` on the choice.
+
+    ``without_factors`` are the sites that no layer's products cover, where there are products.
+    """
 
     curvature: Curvature
     structure: Structure
     notes: tuple[Finding, ...] = ()
+    without_factors: tuple[str, ...] = ()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -94,6 +98,8 @@ class ChosenCurvature:
         elif isinstance(curvature, HeadKronCurvature):
             record |= {"by": "structure of the last layer", "form": "kron"}
             record |= {"relative_error": curvature.error}
+        elif isinstance(curvature, KronCurvature):
+            record |= {"without_factors": list(self.without_factors)}
         return record
 
 
@@ -128,7 +134,13 @@ def chosen_curvature(
     chosen, notes = _choose_structure(structure, jacobian, cost, head)
     if head is not None and chosen != "diag" and (cost is not rows_cost or chosen == "kron"):
         return ChosenCurvature(head_curvature(jacobian, head, chosen, prior_prec), chosen, notes)
-    return ChosenCurvature(ggn(jacobian, x, centre.root, chosen, prior_prec), chosen, notes)
+    rest = jacobian.remainder
+    return ChosenCurvature(
+        ggn(jacobian, x, centre.root, chosen, prior_prec),
+        chosen,
+        notes,
+        () if rest is None else tuple(site.name for site in rest.sites),
+    )
 
 
 def _choose_structure(
@@ -142,7 +154,8 @@ def _choose_structure(
         return structure, ()  # type: ignore[return-value]
     if cost.is_small or (head is not None and head.is_product()):
         return "full", ()
-    chosen: Structure = "kron" if jacobian.layers else "diag"
+    has_products = any(layer.is_product for layer in jacobian.products)
+    chosen: Structure = "kron" if has_products else "diag"
     loss = ", without correlations between layers"
     if head is not None:
         loss = ", one Kronecker product (meta['curvature'] has its relative error)"

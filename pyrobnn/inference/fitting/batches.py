@@ -26,7 +26,7 @@ from pyrobnn.inference.fitting.loaders import (
 from pyrobnn.inference.fitting.loaders import read as read
 from pyrobnn.inference.fitting.loaders import survey as survey
 from pyrobnn.inference.fitting.shares import SharedLoader, Shares
-from pyrobnn.model import check_data
+from pyrobnn.model import CheckedData, checked_data
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -48,10 +48,10 @@ def checked(
     y: ArrayLike,
     device: torch.device,
     loader: DataLoader | None,
-) -> tuple[Tensor, Tensor]:
-    """As :func:`check_data`; what is not finite in a batch of a loader is named by its row of the data set."""
+) -> CheckedData:
+    """As :func:`checked_data`; what is not finite in a batch of a loader is named by its row of the data set."""
     try:
-        return check_data(model, x, y, device)
+        return checked_data(model, x, y, device)
     except ValueError:
         finite = all(
             bool(as_tensor(name, value).isfinite().all()) for name, value in (("x", x), ("y", y))
