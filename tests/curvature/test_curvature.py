@@ -157,7 +157,7 @@ class Twice(nn.Module):
     "make, match",
     [
         (Reused, "also used elsewhere"),
-        (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), r"1 \(LayerNorm\)"),
+        (lambda: nn.Sequential(nn.PReLU(3)), r"0 \(PReLU\)"),
         (
             lambda: nn.Sequential(shared := nn.Linear(3, 3), nn.Tanh(), shared),
             "also used elsewhere",

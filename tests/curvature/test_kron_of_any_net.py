@@ -191,7 +191,7 @@ NETS = {
     "padding row": (lambda: Words(0), tokens, {"words"}),
     "batch norm, PReLU": (batch_norm, numbers(3), {"1", "2"}),
     "layer norm": (layer_norm, numbers(2, 5), {"1", "5"}),
-    "time first": (TimeFirst, numbers(3, 2), {"norm"}),
+    "time first": (TimeFirst, numbers(3, 2), {"body", "norm"}),
 }
 
 

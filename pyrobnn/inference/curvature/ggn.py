@@ -476,7 +476,7 @@ class KronCurvature(Curvature):
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         layer_tau = tau.expand(len(self.group_names))
-        parts = [*self.layers, *self.others]
+        parts: list[_KronLayer | _ExactPart] = [*self.layers, *self.others]
         terms = [(layer_tau[part.group] + c * part.values).log().sum() for part in parts]
         return torch.stack(terms).sum()
 

@@ -180,14 +180,14 @@ def _layers_of(name: str, module: nn.Module, places: Mapping[str, Tensor]) -> li
         matrices = [
             places[parameter].reshape(len(places[parameter]), -1) for parameter in parameters
         ]
-        is_product = type(module) is nn.Linear or module.groups == 1
+        is_product = not isinstance(module, _CONVOLUTIONS) or module.groups == 1
     return [Layer(name, torch.cat(matrices, 1), has_weight, has_bias, is_product)]
 
 
 def _is_supported(module: nn.Module) -> bool:
-    if type(module) in _CONVOLUTIONS:
-        return module.padding_mode == "zeros"
-    if type(module) in _TRANSPOSED:
+    if isinstance(module, _CONVOLUTIONS):
+        return type(module) in _CONVOLUTIONS and module.padding_mode == "zeros"
+    if isinstance(module, _TRANSPOSED) and type(module) in _TRANSPOSED:
         # with more padding of the output than a stride there are more patches of it than inputs
         is_plain = module.groups == 1 and module.padding_mode == "zeros"
         return is_plain and all(map(operator.lt, module.output_padding, module.stride))
@@ -350,7 +350,7 @@ def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
     return _patches(module, inputs)
 
 
-def _patches(module: nn.Module, images: Tensor) -> Tensor:
+def _patches(module: Any, images: Tensor) -> Tensor:
     """The patches (N, positions, channels · kernel) of a convolution's images (N, channels, …)."""
     sizes = [module.kernel_size, module.stride, module.dilation]
     padding = (0, 0) if isinstance(module.padding, str) else module.padding
