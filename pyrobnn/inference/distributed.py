@@ -112,8 +112,8 @@ def fit_on_ranks(
     bit for bit. The rows that the sampler repeats to give all ranks as many are left out, and the order of an epoch
     follows its number, as ``set_epoch`` makes it. What follows a training, such as an ELBO, is computed from all rows
     on every rank. NUTS gathers all rows on every rank, and each leapfrog's gradient is the mean over ranks of those of
-    their parts; its chains are the same on all ranks. Batch-norm layers in training mode see a rank's part of the batch; dropout and what a data set draws
-    at random differ from rank to rank.
+    their parts; its chains are the same on all ranks. Batch-norm layers in training mode see a rank's part of the
+    batch; dropout and what a data set draws at random differ from rank to rank.
 
     *Chains, or members of an ensemble*, of any other data: each rank runs ``method.num_chains`` of them with its own
     seed and adapts alone, so that its draws depend on its number.

@@ -525,7 +525,7 @@ def check_data(
 
 def checked_data(
     model: BNN,
-    x: Any,
+    x: object,
     y: ArrayLike | None,
     device: torch.device,
 ) -> CheckedData:

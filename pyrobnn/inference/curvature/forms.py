@@ -134,12 +134,12 @@ def chosen_curvature(
     chosen, notes = _choose_structure(structure, jacobian, cost, head)
     if head is not None and chosen != "diag" and (cost is not rows_cost or chosen == "kron"):
         return ChosenCurvature(head_curvature(jacobian, head, chosen, prior_prec), chosen, notes)
-    rest = jacobian.remainder
+    remainder = jacobian.remainder
     return ChosenCurvature(
         ggn(jacobian, x, centre.root, chosen, prior_prec),
         chosen,
         notes,
-        () if rest is None else tuple(site.name for site in rest.sites),
+        () if remainder is None else tuple(site.name for site in remainder.sites),
     )
 
 

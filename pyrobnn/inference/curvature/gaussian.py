@@ -172,14 +172,22 @@ class RowsBlock:
         return 2 * self.prec_tril.diagonal(dim1=1, dim2=2).log().sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self._solved(self.prec_tril.mT, noise, upper=True)
+        return self._solved(
+            self.prec_tril.mT,
+            noise,
+            upper=True,
+        )
 
     def quad(self, delta: Tensor) -> Tensor:
         rows = delta.to(self.prec_tril).unflatten(-1, self.prec_tril.shape[:2])
         return (rows.unsqueeze(-2) @ self.prec_tril).square().sum((-1, -2, -3))
 
     def root(self, vectors: Tensor) -> Tensor:
-        return self._solved(self.prec_tril, vectors, upper=False)
+        return self._solved(
+            self.prec_tril,
+            vectors,
+            upper=False,
+        )
 
     def _solved(
         self,

@@ -571,21 +571,25 @@ def _sums_over_data(
 
 def _remaining_sums(jacobian: NetworkJacobian, x: Tensor, root: _RowRoot) -> list[_RowSums]:
     """Of the sites that no layer's products cover: the exact block of a module's, or their diagonal where many."""
-    rest = jacobian.remainder
-    if rest is None:
+    remainder = jacobian.remainder
+    if remainder is None:
         return []
     owners: dict[str, list[Tensor]] = {}
     place = 0
-    for site in rest.sites:
+    for site in remainder.sites:
         size = site.stop - site.start
         owners.setdefault(site.name.rpartition(".")[0], []).append(
-            torch.arange(place, place + size, device=rest.index.device)
+            torch.arange(
+                place,
+                place + size,
+                device=remainder.index.device,
+            )
         )
         place += size
     columns = [torch.cat(pieces) for pieces in owners.values()]
-    sums = [_RowSums(rest.index[numbers], len(numbers)) for numbers in columns]
-    for chunk, chunk_root in _with_roots(rest.chunks(x, rest.pass_scalars(x)), root):
-        rows = rest.rows(chunk, chunk_root)[1]
+    sums = [_RowSums(remainder.index[numbers], len(numbers)) for numbers in columns]
+    for chunk, chunk_root in _with_roots(remainder.chunks(x, remainder.pass_scalars(x)), root):
+        rows = remainder.rows(chunk, chunk_root)[1]
         for module_sums, numbers in zip(sums, columns):
             module_sums.add(rows[:, :, numbers])
     return sums

@@ -7,7 +7,7 @@ import operator
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -170,7 +170,15 @@ def _layers_of(name: str, module: nn.Module, places: Mapping[str, Tensor]) -> li
             layers.append(Layer(name, matrix, weight=True, bias=False))
         if has_bias:
             column = places["bias"].unsqueeze(1)
-            layers.append(Layer(name, column, weight=False, bias=True, is_product=False))
+            layers.append(
+                Layer(
+                    name,
+                    column,
+                    weight=False,
+                    bias=True,
+                    is_product=False,
+                )
+            )
         return layers
     parameters = [parameter for parameter in ("weight", "bias") if parameter in places]
     if type(module) in _BY_CHANNEL + _BY_PLACE:
@@ -276,7 +284,11 @@ def _identity(f: Tensor) -> Tensor:
 
 def _few_columns(f: Tensor) -> Tensor:
     """Four columns (N, width, 4) that pull back sums of the rows of the Jacobian, the same at every call."""
-    columns = torch.randn(f.shape[1], 4, generator=generator(0)).to(f)
+    columns = torch.randn(
+        f.shape[1],
+        4,
+        generator=generator(0),
+    ).to(f)
     return columns.expand(len(f), -1, -1)
 
 
@@ -350,8 +362,10 @@ def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
     return _patches(module, inputs)
 
 
-def _patches(module: Any, images: Tensor) -> Tensor:
+def _patches(module: nn.Module, images: Tensor) -> Tensor:
     """The patches (N, positions, channels · kernel) of a convolution's images (N, channels, …)."""
+    # what the class of all four has, torch does not export
+    module = cast(nn.Conv2d, module)
     sizes = [module.kernel_size, module.stride, module.dilation]
     padding = (0, 0) if isinstance(module.padding, str) else module.padding
     if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):  # of images of one row
@@ -595,7 +609,7 @@ class NetworkJacobian:
         net = self.model.eval_net
         scalars = 0
 
-        def count(_name: str, _args: tuple[Tensor, ...], out: Any) -> None:
+        def count(_name: str, _args: tuple[Tensor, ...], out: Tensor | tuple) -> None:
             nonlocal scalars
             outputs = out if isinstance(out, tuple) else (out,)
             scalars += sum(value.numel() for value in outputs if isinstance(value, Tensor))

@@ -114,8 +114,8 @@ class Linearized(SubsetNetwork):
     def _product_scalars(self, x: Tensor) -> int:
         """Numbers that one point takes by the layers' factors, and by rows in the other sites."""
         jacobian = self.jacobian
-        rest = jacobian.remainder
-        return jacobian.factor_scalars(x) + (0 if rest is None else rest.pass_scalars(x))
+        remainder = jacobian.remainder
+        return jacobian.factor_scalars(x) + (0 if remainder is None else remainder.pass_scalars(x))
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and covariances by each layer's inputs and backpropagated vectors, without forming the rows."""

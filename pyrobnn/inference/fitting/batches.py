@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -385,8 +385,8 @@ def density_of_share(density: Density, ranks: Ranks) -> Density:
     mine = tuple(argument[ranks.rank :: ranks.count] for argument in density.args)
     counted = ranks.count * len(mine[0])
 
-    def counting(program: Any) -> Callable[..., Any]:
-        return partial(program.func, num_data=counted)
+    def counting(program: Callable[..., object]) -> Callable[..., object]:
+        return partial(cast("partial[object]", program).func, num_data=counted)
 
     share = density.with_programs(counting)
     share.args = mine
