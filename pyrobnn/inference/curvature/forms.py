@@ -98,7 +98,7 @@ class ChosenCurvature:
         elif isinstance(curvature, HeadKronCurvature):
             record |= {"by": "structure of the last layer", "form": "kron"}
             record |= {"relative_error": curvature.error}
-        elif isinstance(curvature, KronCurvature):
+        elif isinstance(curvature, KronCurvature) and self.without_factors:
             record |= {"without_factors": list(self.without_factors)}
         return record
 
