@@ -22,6 +22,7 @@ FAULTS = {
     "few_data": "there are too few data",
     "few_replicates": "there are too few replicates of the data",
     "joint_event": "the data are one event whose values depend on each other",
+    "selected_by_outcome": "which distribution a row has depends on its outcome",
     "factor_only": "the program states its data by pyro.factor, which no replicates can be drawn from",
     "no_data_stored": "the tree holds no data",
     "linearized_only": "the draws were compared only with the posterior of the linearised network",
@@ -312,6 +313,8 @@ SEEN: dict[str, Template] = {
     ),
     "joint_event": "The values of {where} are one event (or a few), in which they depend on each other given the "
     "parameters. The event is not Gaussian, is masked, or is too large to predict each value from those before it.",
+    "selected_by_outcome": "Each row has its term in one of several sites ({where}) by its outcome, as censored and "
+    "uncensored times have. Data drawn from such sites are not like those observed, so the two are not compared.",
     "factor_only": "The program states its data by pyro.factor, which has no distribution to draw replicates from.",
     "no_data_stored": "The tree holds no observed data to compare the model with: give to_datatree the data of the "
     "fit, x and y.",
