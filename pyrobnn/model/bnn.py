@@ -514,7 +514,7 @@ class CheckedData(NamedTuple):
 
 def check_data(
     model: BNN,
-    x: Any,
+    x: object,
     y: ArrayLike | None,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:

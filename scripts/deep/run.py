@@ -45,7 +45,7 @@ ON_THE_LOOP: dict[str, dict[str, Any]] = {
     "Kronecker Laplace, loop's net": {"structure": "kron"},
 }
 #: of laplace-torch, the weights that vary
-OF_LAPLACE_TORCH = {
+_OF_LAPLACE_TORCH = {
     "laplace-torch, last layer": "last_layer",
     "laplace-torch, Kronecker": "all",
 }
@@ -142,9 +142,9 @@ def fit_of(
                 seed=seed,
             )
         )
-    if method in OF_LAPLACE_TORCH:
+    if method in _OF_LAPLACE_TORCH:
         ready = trained(net, data, num_steps)
-        return _of_laplace_torch(ready, data, OF_LAPLACE_TORCH[method])
+        return _of_laplace_torch(ready, data, _OF_LAPLACE_TORCH[method])
     if method in ON_THE_LOOP:
         ready = trained(net, data, num_steps)
         laplace = pb.Laplace(tune="marginal_likelihood", **ON_THE_LOOP[method])

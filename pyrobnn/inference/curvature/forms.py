@@ -134,13 +134,18 @@ def chosen_curvature(
     chosen, notes = _choose_structure(structure, jacobian, cost, head)
     if head is not None and chosen != "diag" and (cost is not rows_cost or chosen == "kron"):
         return ChosenCurvature(head_curvature(jacobian, head, chosen, prior_prec), chosen, notes)
-    remainder = jacobian.remainder
     return ChosenCurvature(
         ggn(jacobian, x, centre.root, chosen, prior_prec),
         chosen,
         notes,
-        () if remainder is None else tuple(site.name for site in remainder.sites),
+        _without_factors(jacobian),
     )
+
+
+def _without_factors(jacobian: NetworkJacobian) -> tuple[str, ...]:
+    """The sites that no layer's products cover, where there are products."""
+    remainder = jacobian.remainder
+    return () if remainder is None else tuple(site.name for site in remainder.sites)
 
 
 def _choose_structure(

@@ -577,15 +577,14 @@ def _remaining_sums(jacobian: NetworkJacobian, x: Tensor, root: _RowRoot) -> lis
     owners: dict[str, list[Tensor]] = {}
     place = 0
     for site in remainder.sites:
-        size = site.stop - site.start
         owners.setdefault(site.name.rpartition(".")[0], []).append(
             torch.arange(
                 place,
-                place + size,
+                place + site.size,
                 device=remainder.index.device,
             )
         )
-        place += size
+        place += site.size
     columns = [torch.cat(pieces) for pieces in owners.values()]
     sums = [_RowSums(remainder.index[numbers], len(numbers)) for numbers in columns]
     for chunk, chunk_root in _with_roots(remainder.chunks(x, remainder.pass_scalars(x)), root):
