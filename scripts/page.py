@@ -1,6 +1,6 @@
 """Write the tables of the claims, of the paper and of the headline page from the records. Numbers are never typed.
 
-python scripts/page.py            # rewrites */claim.md, results/README.md and docs/paper.md
+python scripts/page.py            # rewrites */claim.md, results/README.md, docs/paper.md and docs/howto/deep-nets.md
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import deep.claim_tables  # noqa: E402
 import verdict.claim_tables  # noqa: E402
 from headline import headline  # noqa: E402
 from newest.claim_tables import sentence  # noqa: E402
@@ -34,6 +35,7 @@ CLAIMS = (
     "judge",
     "mnist",
     "newest",
+    "deep",
 )
 
 
@@ -46,6 +48,7 @@ def main() -> None:
     readme = HERE.parent / "README.md"
     write(readme, gradients_of_four_chains())
     write(readme, sentence(read_records(HERE / "newest" / "records.jsonl")), "<!-- versions -->")
+    write(HERE.parent / "docs" / "howto" / "deep-nets.md", deep.claim_tables.text())
     paper = HERE.parent / "docs" / "paper.md"
     write(paper, gradients_of_four_chains(), "<!-- table: nuts -->")
     write(paper, outcomes_of_posteriordb(), "<!-- table: posteriordb -->")

@@ -15,7 +15,7 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.curvature.jacobian import NetworkJacobian, Root
+from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, Root
 from pyrobnn.inference.curvature.precision import tuned_model
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
@@ -235,12 +235,14 @@ def _whitened(
     size = jacobian.size
     if jacobian.layers:
         f, factors = jacobian.factors(x, root)
-        num = factors[0].grads.shape[1]
+        num = factors[0].num_columns
         parts = []
         for layer, factor in zip(jacobian.layers, factors):
             at = jacobian.positions(layer)
             by_column = torch.equal(scale[at], scale[at[:1]].expand_as(at))
-            if factor.inputs.shape[1] > 1 or len(x) * num > size or not by_column:
+            if not isinstance(factor, Factors) or not factor.is_outer:
+                break
+            if len(x) * num > size or not by_column:
                 break
             inputs = (factor.inputs.squeeze(1) * scale[at[0]]).repeat_interleave(num, 0)
             parts.append((factor.grads.flatten(0, 2).double(), inputs, at))

@@ -111,15 +111,17 @@ def fit_on_ranks(
     Gradients are averaged by ``torch.distributed.all_reduce``; parameters are compared at every look and are the same
     bit for bit. The rows that the sampler repeats to give all ranks as many are left out, and the order of an epoch
     follows its number, as ``set_epoch`` makes it. What follows a training, such as an ELBO, is computed from all rows
-    on every rank. Batch-norm layers in training mode see a rank's part of the batch; dropout and what a data set draws
-    at random differ from rank to rank.
+    on every rank. NUTS gathers all rows on every rank, and each leapfrog's gradient is the mean over ranks of those of
+    their parts; its chains are the same on all ranks. Batch-norm layers in training mode see a rank's part of the
+    batch; dropout and what a data set draws at random differ from rank to rank.
 
     *Chains, or members of an ensemble*, of any other data: each rank runs ``method.num_chains`` of them with its own
     seed and adapts alone, so that its draws depend on its number.
 
     Args:
         method: rows are shared by :class:`pyrobnn.MLE`, ``MAP``, ``DeepEnsemble``, ``MCDropout``, ``SVI``, ``SWA``,
-            ``SWAG``, ``SGLD`` and ``SGHMC``; chains of ``NUTS``, ``SGLD`` and ``SGHMC``, members of ``DeepEnsemble``.
+            ``SWAG``, ``SGLD``, ``SGHMC`` and ``NUTS``; chains of ``NUTS``, ``SGLD`` and ``SGHMC``, members of
+            ``DeepEnsemble``.
         model, x, y, init: as for ``method.fit``. Where rows are shared the net begins alike on every rank.
         num_draws: of each chain, by default 1000; where rows are shared as for ``method.fit``. Points and ensembles,
             which have one draw a member, take no notice.

@@ -86,10 +86,11 @@ class Laplace(Method):
             over the Gaussian itself, which with a canonical link is the one nearest (KL) to the posterior of the
             linearised network. Where classes can be told apart it is less underconfident than the Gaussian at the mode;
             ``log_evidence`` remains Laplace's.
-        structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``. ``"auto"`` is full where
-            that takes less than ten seconds of one core and 2 GB, else (of a net) ``"kron"``, or ``"diag"`` where a
-            layer has no Kronecker factors: a warning and ``meta["curvature"]`` say so. A linear last layer is formed
-            from its structure, a sum over rows of Kronecker products, and up to some 8,000 weights exactly.
+        structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN), and exact blocks, of many weights the
+            exact diagonal, for layers that have none, such as normalizing and recurrent ones; ``"diag"``. ``"auto"`` is
+            full where that takes less than ten seconds of one core and 2 GB, else (of a net) ``"kron"``, or ``"diag"``
+            where no layer has Kronecker factors: a warning and ``meta["curvature"]`` say so. A linear last layer is
+            formed from its structure, a sum over rows of Kronecker products, and up to some 8,000 weights exactly.
         subset: ``"all"``, ``"last_layer"`` or a tuple of site names (``"net.0.weight"``); the rest is held at the mode.
         tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``, one
             factor for all weights; ``"per_layer"``, by the same, one per layer; ``"cross_validation"``; or None, the
@@ -113,8 +114,8 @@ class Laplace(Method):
     where it is passed as ``init``; noise that a net does not know is set to its mode given the weights. For a program
     ``init`` is where to start. A DataLoader is gathered in memory.
 
-    Refused: a program with ``curvature="ggn"``, an unknown site, a layer without Kronecker factors; a full precision
-    that does not fit in memory (MemoryError: the message has the bytes and the alternatives).
+    Refused: a program with ``curvature="ggn"``, an unknown site, ``"kron"`` where no layer has factors; a full
+    precision that does not fit in memory (MemoryError: the message has the bytes and the alternatives).
 
     Where the search ends short of the mode, as it does in the curved valleys of a net, rounds of L-BFGS in the units of
     the Gaussian itself go on until Newton's step would gain less than .01 nats. They take no more than a quarter of the
@@ -585,6 +586,8 @@ def _restored_network(posterior: Posterior, place: _Place) -> Linearized | Subse
     jacobian = NetworkJacobian(net_split.head, layout, centre, points, weights)
     if not posterior.meta["layer_products"]:
         jacobian.layers = []
+    form = posterior.meta.get("curvature") or {}
+    jacobian.keep_products(form.get("without_factors", ()))
     settings = posterior.meta["settings"]
     return _network(
         settings["predictive"],

@@ -238,8 +238,9 @@ class Method(abc.ABC):
             run = replace(run, stages=stages_of(self, problem, run))
             with recorded() as functions:
                 posterior = self._fit_head(problem, run)
-            positions = _positions_of_output(problem)
-            posterior = replace(posterior, meta=posterior.meta | positions)
+            if len(problem.output_shape) > 1:
+                positions = {"output_shape": list(problem.output_shape)}
+                posterior = replace(posterior, meta=posterior.meta | positions)
             posterior = posterior_with_notes(posterior, collapsed(posterior, x, y))
         meta = posterior.meta | _tier(functions) | _input_range(model, x)
         return replace(
@@ -333,12 +334,6 @@ def _tier(functions: Sequence[Compiled]) -> dict[str, dict[str, Any]]:
         return {}
     main = max(functions, key=lambda function: function.calls)
     return {"tier": {"tier": main.tier} | ({} if main.forecast is None else main.forecast.meta())}
-
-
-def _positions_of_output(problem: Problem) -> dict[str, Any]:
-    """The entry of ``meta`` that has the shape of the net's output for a row, where that has positions."""
-    shape = problem.bnn.output_shape(problem.x) if problem.is_bnn else ()
-    return {"output_shape": list(shape)} if len(shape) > 1 else {}
 
 
 def _input_range(model: BNN | Program, x: Any) -> dict[str, Any]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_choice, check_count, check_number, check_optional
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_optional
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.memory import require
 from pyrobnn.inference.fitting import checkpoints
+from pyrobnn.inference.fitting.batches import density_of_share
 from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
 from pyrobnn.inference.fitting.initial import common_start
 from pyrobnn.inference.fitting.problem import (
@@ -24,19 +25,22 @@ from pyrobnn.inference.fitting.problem import (
     prepare,
 )
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
+from pyrobnn.inference.fitting.shares import SharedLoader, Shares
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.chain_convergence import Convergence, check_convergence, judged_net
 from pyrobnn.inference.hmc.checkpoint import Saving
 from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.metric import Form, form_of
-from pyrobnn.inference.hmc.run import Draws, Run, named_stats
+from pyrobnn.inference.hmc.run import LEAPFROGS, Draws, Run, named_stats
 from pyrobnn.inference.hmc.run_findings import run_findings, with_reasons
 from pyrobnn.inference.hmc.starts import Starts, chain_starts_of
 from pyrobnn.inference.hmc.windows import STATS, kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.forecast import Compile
+from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import Gradient, batched_gradient, is_untraceable
 from pyrobnn.model.padding import padded
 from pyrobnn.posterior import Posterior
@@ -141,6 +145,7 @@ class NUTS(Method):
     claim: ClassVar[Claim] = "exact"
     points: ClassVar[Literal["free", "held"]] = "held"
     gathers: ClassVar[bool] = True
+    shares_rows: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
 
     def __post_init__(self) -> None:
@@ -205,6 +210,8 @@ class NUTS(Method):
         if self.engine == "pyro" and (run.checkpoint is not None or run.callbacks):
             raise ValueError("'callbacks' and 'checkpoint' need engine='compiled': leave them out")
         model, x, y = run.given
+        if isinstance(x, SharedLoader):
+            self._check_shared(model)
         if not isinstance(model, BNN):
             density = prepare(
                 model,
@@ -217,6 +224,18 @@ class NUTS(Method):
             refuse_subsampling(density, "NUTS")
             check_proper(density)
         return super()._prepare(run, device)
+
+    def _check_shared(self, model: BNN | Program) -> None:
+        """Refuse what ranks that share rows cannot do."""
+        if not isinstance(model, BNN):
+            raise Refused(
+                "NUTS shares the rows of a net over ranks, not those of a Pyro program: pass a DataLoader that gives "
+                "all rows on every rank, whose chains are shared"
+            )
+        if self.engine == "pyro" or self.capacity is not None:
+            raise Refused(
+                "rows are shared over ranks with engine='compiled' and without capacity: leave them out"
+            )
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         # in the program's own floats, for the memory and what is said of the run; the density that `problem` holds may
@@ -345,7 +364,7 @@ class NUTS(Method):
             problem = problem.in_double()
             z = z.double()
             reason = "the run that it goes on from was in float64"
-        hooks = Hooks(problem, run, self._first_warmup, self)
+        hooks = Hooks(problem, run, self._first_warmup, self, _shares_of(problem, run))
         sampled = partial(
             Run.sample,
             num_draws=run.num_draws,
@@ -382,6 +401,9 @@ class NUTS(Method):
             return None, None
         fingerprint = checkpoints.run_fingerprint(self, problem, run)
         earlier = checkpoints.read(run.checkpoint, fingerprint)
+        shares = _shares_of(problem, run)
+        if shares is not None and shares.ranks.rank > 0:
+            return earlier, None
         return earlier, Saving(run.checkpoint, fingerprint, self.checkpoint_every)
 
     def _run(
@@ -395,11 +417,29 @@ class NUTS(Method):
         density = problem.density
         if self.capacity is not None:
             density = padded(density, self.capacity, z)
+        shares = _shares_of(problem, run)
+        if shares is not None:
+            density = density_of_share(density, shares.ranks)
         gradient, why = batched_gradient(density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
+        num_slots = self._num_slots(density.dim, run.num_draws)
+        machine = self.machine(gradient, z, num_slots)
+        if shares is not None:
+            local = compiled(
+                gradient,
+                z,
+                enabled=False if is_untraceable(why) else self.compile,
+                calls=LEAPFROGS * (self._first_warmup + num_slots),
+                name="the gradient",
+            )
+            machine = replace(
+                machine,
+                gradient=cast(Gradient, shares.across(local)),
+                traceable=False,
+            )
         return Run(
-            machine=self.machine(gradient, z, self._num_slots(density.dim, run.num_draws)),
+            machine=machine,
             seed=run.seed,
             num_warmup=self._first_warmup,
             max_warmup=MOST_WARMUP if self.num_warmup is None else None,
@@ -451,6 +491,19 @@ class NUTS(Method):
         per_chain = dim * dtype.itemsize * (3 * slots + levels + 24) + slots * 8 * len(STATS)
         metric = 3 * dim * dim * dtype.itemsize if form == "dense" else 0
         return self.num_chains * per_chain + metric
+
+
+def _shares_of(problem: Problem, run: FitRun) -> Shares | None:
+    """The shares of a fit whose rows several ranks have; else None."""
+    loader = run.given[1]
+    if not isinstance(loader, SharedLoader):
+        return None
+    return Shares(
+        loader.ranks,
+        run.seed,
+        problem.device,
+        own_noise=False,
+    )
 
 
 def _why_float64(problem: Problem, run: FitRun) -> str:

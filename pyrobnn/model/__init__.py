@@ -12,6 +12,8 @@ from __future__ import annotations
 from pyrobnn.model.bnn import BATCH_NORM as BATCH_NORM
 from pyrobnn.model.bnn import BNN as BNN
 from pyrobnn.model.bnn import NET as NET
+from pyrobnn.model.bnn import CheckedData as CheckedData
 from pyrobnn.model.bnn import check_data as check_data
+from pyrobnn.model.bnn import checked_data as checked_data
 from pyrobnn.model.bnn import output_width as output_width
 from pyrobnn.model.density import Density as Density

@@ -6,7 +6,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pyro
@@ -504,12 +504,31 @@ def _separated(net: nn.Module) -> nn.Module:
     return net
 
 
+class CheckedData(NamedTuple):
+    """``inputs`` and ``targets`` as a model computes with them, and the shape of its net's output for a row."""
+
+    inputs: Tensor
+    targets: Tensor
+    output_shape: tuple[int, ...]
+
+
 def check_data(
     model: BNN,
-    x: Any,
+    x: object,
     y: ArrayLike | None,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
+    """The inputs and targets of :func:`checked_data`."""
+    checked = checked_data(model, x, y, device)
+    return checked.inputs, checked.targets
+
+
+def checked_data(
+    model: BNN,
+    x: object,
+    y: ArrayLike | None,
+    device: torch.device,
+) -> CheckedData:
     """Inputs and targets as tensors on ``device`` in the shapes and dtypes the model computes with.
 
     Raises:
@@ -537,7 +556,8 @@ def check_data(
         check_cast("y", y, y.to(model.dtype))
     output_shape = model.output_shape(inputs)
     check_positions(model.likelihood, y_shape, output_shape)
-    return inputs, model.likelihood.target(y, math.prod(output_shape), model.dtype)
+    targets = model.likelihood.target(y, math.prod(output_shape), model.dtype)
+    return CheckedData(inputs, targets, output_shape)
 
 
 def _without_rows(f: Any, num_rows: int) -> str:

@@ -39,6 +39,9 @@ class WrittenOut(CallHandler):
             return _recurrent_net(_CELLS[function], *call.args)
         if function.__name__ == "_weight_norm" and not call.options:
             return _normalized_weight(*call.args)
+        # WORKAROUND(torch<=2.13): its reverse derivative is wrong, or an error, where vmap is in vmap
+        if function is torch.prelu and not call.options:
+            return _prelu(*call.args)
         return call.result()
 
 
@@ -95,6 +98,13 @@ def _normalized_weight(direction: Tensor, length: Tensor, dim: int) -> Tensor:
             keepdim=dim >= 0,
         )
     )
+
+
+def _prelu(x: Tensor, slope: Tensor) -> Tensor:
+    """x where it is positive, elsewhere ``slope`` · x: one slope, or one for each place in the second dimension."""
+    if slope.numel() > 1:
+        slope = slope.reshape(-1, *(1,) * (x.dim() - 2))
+    return torch.where(x > 0, x, slope * x)
 
 
 @dataclass(frozen=True, eq=False)

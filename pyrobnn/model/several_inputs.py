@@ -64,10 +64,10 @@ class InputLayout:
         """
         given = tuple(x) if isinstance(x, Mapping) else None
         if (given is None) != (self.names is None) or set(given or ()) != set(self.names or ()):
-            raise ValueError(f"'x' must have the inputs {self._said()}, got {_said_of(x)}")
+            raise ValueError(f"'x' must have the inputs {self.described}, got {_said_of(x)}")
         tensors = _tensors(self.names, x)
         if len(tensors) != len(self.shapes):
-            raise ValueError(f"'x' must have the inputs {self._said()}, got {_said_of(x)}")
+            raise ValueError(f"'x' must have the inputs {self.described}, got {_said_of(x)}")
         floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
         dtype = torch.get_default_dtype()
         if floating:
@@ -150,7 +150,9 @@ class InputLayout:
     def _name(self, index: int) -> str:
         return str(index) if self.names is None else repr(self.names[index])
 
-    def _said(self) -> str:
+    @property
+    def described(self) -> str:
+        """The inputs by name, or number, each with its shape."""
         parts = [
             f"{self._name(index)} (N, {', '.join(map(str, shape))})".replace(", )", ",)")
             for index, shape in enumerate(self.shapes)

@@ -25,7 +25,7 @@ from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.several_inputs import as_rows, batches_as_rows
+from pyrobnn.model.several_inputs import SeveralInputs, as_rows, batches_as_rows
 from pyrobnn.posterior.approximation import (
     CHANGES,
     Approximation,
@@ -187,12 +187,19 @@ class Posterior:
         shape = self.meta.get("input_shape", x.shape[1:])
         table = x.is_floating_point() and len(shape) == 1  # images and words may vary in size
         if x.dim() != len(shape) + 1 or (table and x.shape[1] != shape[0]):
-            expected = ", ".join(["points", *map(str, shape)])
             raise ValueError(
-                f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})"
+                f"'x' has shape {tuple(x.shape)}, but the model was fitted to {self._inputs_said(shape)}"
             )
         device = next(iter(self.draws.values())).device
         return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
+
+    def _inputs_said(self, shape: Sequence[int]) -> str:
+        """What it was fitted to, rows of a shape, in the words of its user."""
+        net = self.bnn.net
+        if not isinstance(net, SeveralInputs):
+            return f"({', '.join(['points', *map(str, shape)])})"
+        container = "tuple" if net.layout.names is None else "dictionary"
+        return f"the inputs {net.layout.described}: pass them as a {container}"
 
     @options_explained
     def predict(self, x: Tensor, *, num_draws: int | None = None) -> Prediction:

@@ -25,7 +25,12 @@ class Images:
     others: Mapping[str, Tensor]
 
 
-def images(net: str, num_train: int | None, seed: int) -> Images:
+def images(
+    net: str,
+    num_train: int | None,
+    seed: int,
+    num_test: int | None = None,
+) -> Images:
     """Two thirds and a third of scikit-learn's digits, and as many images of other kinds as there are test images."""
     side = SIDES[net]
     digits = pb.data.digits()
@@ -41,10 +46,16 @@ def images(net: str, num_train: int | None, seed: int) -> Images:
         seed=seed,
     )
     others = {
-        "turned": test.x.rot90(1, (2, 3)).contiguous(),
-        "photographs": photographs(side, CHANNELS[net], test.num_data),
+        "turned": test.x.rot90(1, (2, 3))[:num_test].contiguous(),
+        "photographs": photographs(side, CHANNELS[net], test.num_data)[:num_test],
     }
-    return Images(train.x[:num_train], train.y[:num_train], test.x, test.y, others)
+    return Images(
+        train.x[:num_train],
+        train.y[:num_train],
+        test.x[:num_test],
+        test.y[:num_test],
+        others,
+    )
 
 
 def photographs(side: int, channels: int, count: int) -> Tensor:

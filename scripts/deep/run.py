@@ -4,9 +4,11 @@
     python scripts/deep/run.py --net resnet18           11.2 million weights on the same digits as 3 x 32 x 32
     python scripts/deep/run.py --methods MAP --num-train 200 --num-steps 20      a quick look
 
-One record a method goes to records.jsonl. Every method has the same number of gradient steps in batches of 64; those of
-one net's training (SWAG, last layer, Kronecker factors, posthoc) begin with that training, which their seconds contain.
+One record a method goes to records.jsonl. Every training has the same number of gradient steps in batches of 64, and an
+ensemble five of them; SWAG has half as many besides, from where MAP ends. What begins with a trained net (posthoc,
+Laplace on the loop's net, laplace-torch) begins with the loop's, and its seconds contain that training.
 Images that are not of the training's kind: the test digits turned by a quarter, and patches of two photographs.
+laplace-torch runs where it is installed.
 """
 
 from __future__ import annotations
@@ -36,9 +38,17 @@ from records import append_record, measured, peak_mb, read_records, versions  # 
 import pyrobnn as pb  # noqa: E402
 
 RECORDS = HERE / "records.jsonl"
-#: draws of every method that has as many as are asked for
-NUM_DRAWS = 30
 BATCH_SIZE = 64
+#: of what is fitted on the net of the plain loop, the options beside tune="marginal_likelihood"
+ON_THE_LOOP: dict[str, dict[str, Any]] = {
+    "last-layer Laplace, loop's net": {"subset": "last_layer"},
+    "Kronecker Laplace, loop's net": {"structure": "kron"},
+}
+#: of laplace-torch, the weights that vary
+_OF_LAPLACE_TORCH = {
+    "laplace-torch, last layer": "last_layer",
+    "laplace-torch, Kronecker": "all",
+}
 
 
 def trained(net: nn.Module, data: Images, num_steps: int) -> nn.Module:
@@ -85,12 +95,28 @@ def _of_posterior(posterior: pb.Posterior) -> Fit:
         return Fit(lambda x: posterior.predict(x).probs, path.stat().st_size)
 
 
+def _of_laplace_torch(
+    net: nn.Module,
+    data: Images,
+    weights: str,
+) -> Fit:
+    """laplace-torch's Kronecker Laplace, the prior by its evidence, with the file that it saves."""
+    from trained_net.peer import laplace_torch
+
+    fitted = laplace_torch(net, data.x, data.y, weights)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "laplace.bin")
+        torch.save(fitted.state_dict(), path)
+        return Fit(lambda x: fitted(x).detach(), path.stat().st_size)
+
+
 def fit_of(
     method: str,
     net: nn.Module,
     data: Images,
     num_steps: int,
     seed: int,
+    num_draws: int,
 ) -> Fit:
     """The fit of a method: of those that begin with a trained net, the training as well."""
     kept_back = len(data.x) // 5
@@ -116,7 +142,24 @@ def fit_of(
                 seed=seed,
             )
         )
-    return _of_posterior(posterior_of(method, net, data, num_steps, seed))
+    if method in _OF_LAPLACE_TORCH:
+        ready = trained(net, data, num_steps)
+        return _of_laplace_torch(ready, data, _OF_LAPLACE_TORCH[method])
+    if method in ON_THE_LOOP:
+        ready = trained(net, data, num_steps)
+        laplace = pb.Laplace(tune="marginal_likelihood", **ON_THE_LOOP[method])
+        model = pb.BNN(ready, pb.priors.FanInNormal(), pb.likelihoods.Categorical())
+        return _of_posterior(
+            laplace.fit(
+                model,
+                data.x,
+                data.y,
+                init=ready,
+                seed=seed,
+                num_draws=num_draws,
+            )
+        )
+    return _of_posterior(posterior_of(method, net, data, num_steps, seed, num_draws))
 
 
 def posterior_of(
@@ -125,6 +168,7 @@ def posterior_of(
     data: Images,
     num_steps: int,
     seed: int,
+    num_draws: int,
 ) -> pb.Posterior:
     """The posterior of a method that trains the net itself."""
     steps: dict[str, Any] = {
@@ -145,7 +189,7 @@ def posterior_of(
     }
     options: dict[str, Any] = {"seed": seed}
     if method not in ("MAP", "ensemble of 5"):
-        options["num_draws"] = NUM_DRAWS
+        options["num_draws"] = num_draws
     if method == "SWAG":
         options["init"] = search.fit(model, data.x, data.y, seed=seed)
     return methods[method].fit(
@@ -187,7 +231,7 @@ def _in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def run_one(arguments: argparse.Namespace) -> None:
     """Fit and score one method in this process, and append its record."""
-    data = images(arguments.net, arguments.num_train, arguments.seed)
+    data = images(arguments.net, arguments.num_train, arguments.seed, arguments.num_test)
     torch.manual_seed(arguments.seed)
     net = NETS[arguments.net]()
     before = peak_mb()
@@ -197,11 +241,21 @@ def run_one(arguments: argparse.Namespace) -> None:
         "method": arguments.methods[0],
         "num_train": len(data.x),
         "num_steps": arguments.num_steps,
+        "num_draws": arguments.num_draws,
+        "num_test": len(data.test_x),
         "seed": arguments.seed,
         "mb_before": before,
         "versions": versions(),
     }
-    work = partial(fit_of, arguments.methods[0], net, data, arguments.num_steps, arguments.seed)
+    work = partial(
+        fit_of,
+        arguments.methods[0],
+        net,
+        data,
+        arguments.num_steps,
+        arguments.seed,
+        arguments.num_draws,
+    )
     fits: list[Fit] = []
 
     def fit() -> dict[str, Any]:
@@ -235,6 +289,17 @@ def main(words: Sequence[str] | None = None) -> None:
         help="rows to fit; all where left out",
     )
     parser.add_argument(
+        "--num-test",
+        type=int,
+        help="images of each kind to predict; all where left out",
+    )
+    parser.add_argument(
+        "--num-draws",
+        type=int,
+        default=30,
+        help="draws of every method that has as many as are asked for",
+    )
+    parser.add_argument(
         "--num-steps",
         type=int,
         default=200,
@@ -262,8 +327,11 @@ def main(words: Sequence[str] | None = None) -> None:
     for method in arguments.methods:
         options = [f"--net={arguments.net}", f"--num-steps={arguments.num_steps}"]
         options += [f"--seed={arguments.seed}", f"--results={arguments.results}"]
+        options.append(f"--num-draws={arguments.num_draws}")
         if arguments.num_train is not None:
             options.append(f"--num-train={arguments.num_train}")
+        if arguments.num_test is not None:
+            options.append(f"--num-test={arguments.num_test}")
         command = [sys.executable, __file__, "--here", *options, "--methods", method]
         finished = subprocess.run(command, check=False)
         if finished.returncode:

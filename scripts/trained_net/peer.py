@@ -19,12 +19,17 @@ for operator in OPERATORS.split():
 Torch = importlib.import_module("laplace").Laplace
 
 
-def laplace_torch(net: nn.Module, x: Tensor, y: Tensor) -> Torch:
-    """laplace-torch's Kronecker Laplace of the last layer, its prior precision by the marginal likelihood."""
+def laplace_torch(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    weights: str = "last_layer",
+) -> Torch:
+    """laplace-torch's Kronecker Laplace of ``weights``, its prior precision by the marginal likelihood."""
     laplace = Torch(
         copy.deepcopy(net),
         "classification",
-        subset_of_weights="last_layer",
+        subset_of_weights=weights,
         hessian_structure="kron",
     )
     laplace.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 64))

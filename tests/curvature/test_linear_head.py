@@ -206,13 +206,19 @@ def test_a_layer_without_products_has_a_diagonal_where_all_is_too_much():
     x = torch.randint(0, 900, (400, 6), generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Embedding(900, 10), nn.Flatten(), nn.Linear(60, 10))
-    model = pb.BNN(net, pb.priors.FanInNormal(), Categorical())
-    with pytest.warns(UserWarning, match="structure='diag'"):
-        posterior = pb.Laplace(compile=False).fit(
-            model, x, torch.arange(400) % 10, init=net, num_draws=2
-        )
-    assert posterior.meta["curvature"]["structure"] == "diag"
+        words = nn.Embedding(900, 10)
+        nets = {
+            "diag": nn.Sequential(words, nn.Flatten(), nn.AvgPool1d(6)),
+            "kron": nn.Sequential(words, nn.Flatten(), nn.Linear(60, 10)),
+        }
+    for structure, net in nets.items():
+        model = pb.BNN(net, pb.priors.FanInNormal(), Categorical())
+        with pytest.warns(UserWarning, match=f"structure='{structure}'"):
+            posterior = pb.Laplace(compile=False).fit(
+                model, x, torch.arange(400) % 10, init=net, num_draws=2
+            )
+        assert posterior.meta["curvature"]["structure"] == structure
+    assert posterior.meta["curvature"]["without_factors"] == ["net.0.weight"]
 
 
 def fitted_to_noise(num_data: int, sizes: tuple[int, ...], num_draws: int) -> pb.Posterior:

@@ -156,7 +156,7 @@ def at_the_mode(
 
 #: not yet so: at a saddle Newton's decrement is small, for Gauss-Newton's matrix knows nothing of negative curvature,
 #: and the mode may be far
-AT_A_SADDLE = pytest.mark.xfail(raises=AssertionError, reason="stands at a saddle")
+AT_A_SADDLE = pytest.mark.xfail(raises=AssertionError, strict=True, reason="stands at a saddle")
 
 
 def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:

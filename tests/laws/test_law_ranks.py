@@ -40,6 +40,11 @@ def model(scale: object = 0.2, *layers: torch.nn.Module) -> pb.BNN:
     return pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(scale))
 
 
+def model_in_double() -> pb.BNN:
+    net = pb.networks.mlp(2, (8,), seed=0).double()
+    return pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.2))
+
+
 #: what every rank computes by the same numbers, and so comes to what one process comes to
 METHODS = {
     "MLE": pb.MLE(**STEPS),
@@ -56,6 +61,10 @@ METHODS = {
     "SGHMC": pb.SGHMC(**CHAINS),
     "SGLD": pb.SGLD(preconditioner="rmsprop", **CHAINS),
 }
+#: of whose leapfrogs each is one gradient by all ranks; in float64, for trees amplify rounding
+NUTS = pb.NUTS(num_chains=2, num_warmup=12, max_tree_depth=4, compile=False)
+HMC = pb.NUTS(num_chains=2, num_warmup=4, trajectory=4, compile=True)
+FILLED = pb.NUTS(num_chains=2, num_warmup=4, capacity=64, compile=False)
 #: fits with random numbers for rows, which differ from rank to rank, or with statistics of a rank's part
 RANDOM = {
     "dropout": (pb.MAP(**STEPS), (torch.nn.Dropout(0.2),)),
@@ -83,6 +92,20 @@ class Count:
         return len(self.steps) == 3
 
 
+class ThreeDraws:
+    """A callback that stops once each chain has three draws."""
+
+    def __call__(self, step, metrics):
+        return metrics["phase"] == "sampling" and metrics["draws"] >= 3
+
+
+class End:
+    """A callback that stops before there is a draw."""
+
+    def __call__(self, step, metrics):
+        return True
+
+
 class Draw:
     """A callback that draws from torch's random numbers."""
 
@@ -105,6 +128,8 @@ def on_rank(ranks: int, rank: int) -> dict:
     found["free noise"] = fitted(pb.MAP(**STEPS), model("learned"), share())
     found["in order"] = fitted(METHODS["MAP"], model(), share(shuffle=False))
     found["SVI in order"] = fitted(METHODS["SVI"], model(), share(shuffle=False))
+    found["NUTS"] = fitted(NUTS, model_in_double(), share())
+    found["HMC, its step compiled"] = fitted(HMC, model_in_double(), share())
     # the last batch would have one row
     found["one more"] = fitted(METHODS["MAP"], model(), share(41))
     if ranks > 1:
@@ -117,6 +142,9 @@ def on_rank(ranks: int, rank: int) -> dict:
         found["other nets"] = refusal(lambda: fitted(METHODS["MAP"], other, share()))
         found["other rows"] = refusal(lambda: fitted(METHODS["MAP"], model(), share(53 - rank)))
         found["no rows"] = refusal(lambda: fitted(pb.Laplace(compile=False), model(), share()))
+        found["NUTS stopped"] = fitted(NUTS, model_in_double(), share(), callbacks=[ThreeDraws()])
+        found["NUTS of few"] = refusal(lambda: fitted(FILLED, model(), share()))
+        found["early end"] = refusal(lambda: fitted(NUTS, model(), share(), callbacks=[End()]))
         chains = METHODS["SGHMC"]
         draws = refusal(lambda: fitted(chains, model(), share(), callbacks=[Draw()]))
         found["other numbers"] = draws
@@ -169,7 +197,7 @@ def alone() -> dict:
         return on_rank(1, 0)
 
 
-SAME = [*METHODS, "free noise", "in order", "SVI in order"]
+SAME = [*METHODS, "free noise", "in order", "SVI in order", "NUTS", "HMC, its step compiled"]
 
 
 @pytest.mark.slow
@@ -185,7 +213,7 @@ def test_two_ranks_fit_as_one_process_does(name, ranks, alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SAME, *RANDOM, "one more", "stopped"])
+@pytest.mark.parametrize("name", [*SAME, *RANDOM, "one more", "stopped", "NUTS stopped"])
 def test_ranks_come_to_the_same_draws_bit_for_bit(name, ranks):
     one, two = (found[name][0] for found in ranks)
     for site, value in one.items():
@@ -206,6 +234,7 @@ def test_a_callback_is_called_on_rank_0_and_stops_all(ranks):
     assert (len(ranks[0]["steps"]), ranks[1]["steps"]) == (3, [])
     for found in ranks:
         assert found["stopped"][1]["stopped"] == "callback"
+        assert found["NUTS stopped"][1]["stopped"] == "callback"
         assert found["stopped"][1]["num_steps"] == ranks[0]["steps"][-1] < STEPS["num_steps"]
 
 
@@ -216,6 +245,11 @@ def test_a_callback_is_called_on_rank_0_and_stops_all(ranks):
         ("other nets", "ValueError: the ranks begin with different nets"),
         ("other rows", "ValueError: the ranks' DataLoaders differ"),
         ("no rows", "Refused: Laplace cannot share rows over ranks"),
+        (
+            "NUTS of few",
+            "Refused: rows are shared over ranks with engine='compiled' and without capac",
+        ),
+        ("early end", "ValueError: a callback stopped the run at step"),
         ("other numbers", "RuntimeError: the ranks have come to different parameters"),
     ],
 )

@@ -69,9 +69,7 @@ def fit(method: str) -> pb.Posterior:
     return config.fit(model(), inputs(), targets(), **options)
 
 
-@pytest.mark.parametrize(
-    "method", [name for name in METHODS if name not in ("Kronecker", "MC dropout")]
-)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "MC dropout"])
 def test_every_method_fits_predicts_and_is_judged(method, tmp_path):
     x = inputs()
     y = targets()
@@ -86,6 +84,22 @@ def test_every_method_fits_predicts_and_is_judged(method, tmp_path):
     assert tree["constant_data"]["x"].shape == (POINTS, 6)
     assert posterior.diagnose().model in ("pass", "warn", "fail", "not checked")
     assert pb.judge(prediction, y).model in ("pass", "warn", "fail", "not checked")
+
+
+def test_inputs_of_another_width_are_answered_with_names_and_shapes():
+    with pytest.raises(ValueError, match=r"\(4, 3\)") as refusal:
+        fit("MAP").predict(torch.zeros(4, 3))
+    assert str(refusal.value).endswith(
+        "fitted to the inputs 'user' (N,), 'item' (N, 2), 'seen' (N, 3): pass them as a dictionary"
+    )
+    pair = torch.zeros(POINTS, 2), torch.zeros(POINTS, 3)
+    with seeded(0):
+        net = SeveralInputs(Apart(), pair)
+    posterior = pb.MAP(polish_steps=0, **SHORT).fit(
+        pb.BNN(net, normal_prior(), NOISE), pair, targets()
+    )
+    with pytest.raises(ValueError, match=r"inputs 0 \(N, 2\), 1 \(N, 3\): pass them as a tuple"):
+        posterior.predict(torch.zeros(4, 7))
 
 
 class OfOne(nn.Module):

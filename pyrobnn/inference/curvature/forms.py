@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.findings import Finding
-from pyrobnn.inference.curvature.ggn import Curvature, Structure, ggn
+from pyrobnn.inference.curvature.ggn import Curvature, KronCurvature, Structure, ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linear_head import (
     HeadCurvature,
@@ -78,12 +78,16 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class ChosenCurvature:
-    """A ``curvature``, the ``structure`` it has, the ``operations`` it took, roughly, and ``notes`` on the choice."""
+    """A ``curvature``, the ``structure`` it has, the ``operations`` it took, roughly, and ``notes`` on the choice.
+
+    ``without_factors`` are the sites that no layer's products cover, where there are products.
+    """
 
     curvature: Curvature
     structure: Structure
     operations: float
     notes: tuple[Finding, ...] = ()
+    without_factors: tuple[str, ...] = ()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -95,6 +99,8 @@ class ChosenCurvature:
         elif isinstance(curvature, HeadKronCurvature):
             record |= {"by": "structure of the last layer", "form": "kron"}
             record |= {"relative_error": curvature.error}
+        elif isinstance(curvature, KronCurvature) and self.without_factors:
+            record |= {"without_factors": list(self.without_factors)}
         return record
 
 
@@ -133,9 +139,15 @@ def chosen_curvature(
         operations += cost.operations
     if head is not None and chosen != "diag" and (cost is not rows_cost or chosen == "kron"):
         curvature: Curvature = head_curvature(jacobian, head, chosen, prior_prec)
-    else:
-        curvature = ggn(jacobian, x, centre.root, chosen, prior_prec)
-    return ChosenCurvature(curvature, chosen, operations, notes)
+        return ChosenCurvature(curvature, chosen, operations, notes)
+    curvature = ggn(jacobian, x, centre.root, chosen, prior_prec)
+    return ChosenCurvature(curvature, chosen, operations, notes, _without_factors(jacobian))
+
+
+def _without_factors(jacobian: NetworkJacobian) -> tuple[str, ...]:
+    """The sites that no layer's products cover, where there are products."""
+    remainder = jacobian.remainder
+    return () if remainder is None else tuple(site.name for site in remainder.sites)
 
 
 def _choose_structure(
@@ -149,7 +161,8 @@ def _choose_structure(
         return structure, ()  # type: ignore[return-value]
     if cost.is_small or (head is not None and head.is_product()):
         return "full", ()
-    chosen: Structure = "kron" if jacobian.layers else "diag"
+    has_products = any(layer.is_product for layer in jacobian.products)
+    chosen: Structure = "kron" if has_products else "diag"
     loss = ", without correlations between layers"
     if head is not None:
         loss = ", one Kronecker product (meta['curvature'] has its relative error)"

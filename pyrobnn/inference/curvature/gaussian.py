@@ -160,8 +160,54 @@ class KronBlock:
         return self.out_basis.T @ matrix @ self.in_basis
 
 
+@dataclass(frozen=True, eq=False)
+class RowsBlock:
+    """Λ of the rows of a matrix, independent of each other: ``prec_tril`` L (R, m, m) with Λ_r = L_r L_rᵀ."""
+
+    kind: ClassVar[str] = "rows"
+    index: Tensor
+    prec_tril: Tensor
+
+    def log_det(self) -> Tensor:
+        return 2 * self.prec_tril.diagonal(dim1=1, dim2=2).log().sum()
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return self._solved(
+            self.prec_tril.mT,
+            noise,
+            upper=True,
+        )
+
+    def quad(self, delta: Tensor) -> Tensor:
+        rows = delta.to(self.prec_tril).unflatten(-1, self.prec_tril.shape[:2])
+        return (rows.unsqueeze(-2) @ self.prec_tril).square().sum((-1, -2, -3))
+
+    def root(self, vectors: Tensor) -> Tensor:
+        return self._solved(
+            self.prec_tril,
+            vectors,
+            upper=False,
+        )
+
+    def _solved(
+        self,
+        factors: Tensor,
+        vectors: Tensor,
+        *,
+        upper: bool,
+    ) -> Tensor:
+        """The row-by-row solutions (M, p) of ``factors`` (R, m, m) for ``vectors`` (M, p)."""
+        rows = vectors.to(factors).unflatten(1, factors.shape[:2])
+        solved = torch.linalg.solve_triangular(
+            factors,
+            rows.permute(1, 2, 0),
+            upper=upper,
+        )
+        return solved.permute(2, 0, 1).flatten(1)
+
+
 KINDS: dict[str, type] = {
-    block.kind: block for block in (DenseBlock, LowRankBlock, DiagBlock, KronBlock)
+    block.kind: block for block in (DenseBlock, LowRankBlock, DiagBlock, KronBlock, RowsBlock)
 }
 
 FAMILY = "block_normal"

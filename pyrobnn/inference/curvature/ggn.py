@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from pyrobnn.inference.curvature.gaussian import (
     DiagBlock,
     KronBlock,
     LowRankBlock,
+    RowsBlock,
 )
 from pyrobnn.inference.curvature.jacobian import (
     CHUNK_SCALARS,
@@ -40,6 +42,8 @@ from pyrobnn.model import Density
 #: network output (N, width) of some rows → square root (N, width, k) of the curvature of each
 _RowRoot = Callable[..., Tensor]
 _EPS = torch.finfo(torch.float64).eps
+#: weights without Kronecker factors up to which a layer has all of their correlations
+_FEW = 1024
 
 
 def _with_roots(pieces: Iterable[Tensor], root: _RowRoot) -> Iterator[tuple[Tensor, Root]]:
@@ -90,7 +94,10 @@ def ggn(
 
     Caveat: ``"kron"`` and ``"diag"`` drop all correlations between layers, and ``"kron"`` is exact within a layer only
     for one datum, a linear network or inputs independent of the backpropagated vectors. Convolutions use the *expand*
-    setting: positions count as independent data.
+    setting: positions count as independent data. Beside the products, the scales and shifts of normalizing layers and
+    grouped convolutions have exact blocks, of the whole layer up to 1024 weights, else of each channel; all other
+    weights (recurrent layers, attention, embeddings, shared ones) an exact block up to 1024 in a module, else the exact
+    diagonal.
 
     Reference: Optimizing Neural Networks with Kronecker-factored Approximate Curvature (Martens & Grosse, 2015);
     Kronecker-Factored Approximate Curvature for Modern Neural Network Architectures (Eschenhagen et al., 2023).
@@ -311,7 +318,7 @@ class DiagCurvature(Curvature):
                 total += jacobian.rows(chunk, chunk_root)[1].square().sum((0, 1)).double()
         for chunk, chunk_root in _with_roots(_factor_chunks(jacobian, x), root):
             for layer, factors in zip(jacobian.layers, jacobian.factors(chunk, chunk_root)[1]):
-                if factors.inputs.shape[1] == 1:
+                if isinstance(factors, Factors) and factors.is_outer:
                     grads = factors.grads.square().sum((1, 2))
                     square = grads.T @ factors.inputs.squeeze(1).square()
                 else:
@@ -343,6 +350,53 @@ class _KronLayer(NamedTuple):
     scale: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _ExactPart:
+    """Exact blocks of the whitened curvature, of rows that are independent of each other.
+
+    Attributes: ``index`` (R · m,) of the weights, row by row, and the ``group`` of their prior; ``matrices`` (R, m, m),
+        of the whitened curvature; their eigenvalues ``values`` (R, m), and the prior's ``precision`` (R, m).
+    """
+
+    index: Tensor
+    group: int
+    matrices: Tensor
+    values: Tensor
+    precision: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        sums: _RowSums,
+        group: int,
+        precision: Tensor,
+    ) -> _ExactPart:
+        """Of sums (R, m, m) over the data, whitened by the prior's precision (R · m,)."""
+        precision = precision.reshape(sums.matrices.shape[:2])
+        scale = precision.rsqrt()
+        matrices = check_finite(sums.matrices * scale.unsqueeze(1) * scale.unsqueeze(2))
+        if matrices.shape[1] == 1:
+            values = matrices.squeeze(2)
+        else:
+            eigenvalues = torch.linalg.eigvalsh(matrices)
+            cut = eigenvalues[:, -1:].clamp_min(0) * eigenvalues.shape[1] * _EPS
+            values = torch.where(eigenvalues > cut, eigenvalues, 0.0)
+        return cls(sums.index, group, matrices, values, precision)
+
+    def block(self, tau: float, c: float) -> Block:
+        """The Gaussian for a prior factor τ and a likelihood factor c."""
+        num_rows, size = self.values.shape
+        inverse_sd = self.precision.sqrt()
+        if size == 1:
+            return DiagBlock(self.index, ((tau + c * self.values) * self.precision).reshape(-1))
+        identity = torch.eye(size).to(self.matrices)
+        factor = torch.linalg.cholesky(c * self.matrices + tau * identity)
+        factor = factor * inverse_sd.unsqueeze(2)
+        if num_rows == 1:
+            return DenseBlock(self.index, factor.squeeze(0))
+        return RowsBlock(self.index, factor)
+
+
 class KronCurvature(Curvature):
     r"""One Kronecker product per layer, :math:`H_l \approx B_l \otimes A_l`, bias as a column of ones in A.
 
@@ -353,8 +407,11 @@ class KronCurvature(Curvature):
 
     A product stays one under whitening only where the prior precision is the same for all outputs of a layer:
     elsewhere each of its inputs has their mean, and ``averaged`` says so. Of ``top``, ``cut`` and
-    ``num_cut`` the layer with the largest eigenvalue is the one reported.
+    ``num_cut`` the layer with the largest eigenvalue is the one reported. ``others`` are the weights without such a
+    product, with exact blocks.
     """
+
+    others: Sequence[_ExactPart] = ()
 
     def __init__(
         self,
@@ -363,20 +420,47 @@ class KronCurvature(Curvature):
         root: _RowRoot,
         prior_prec: Tensor,
     ):
-        if not jacobian.layers:
+        if not any(layer.is_product for layer in jacobian.products):
             raise Refused(
-                f"no Kronecker factors for: {', '.join(jacobian.unsupported)}; only for Linear, Conv1d and Conv2d "
-                "(ungrouped), each called once: use structure='diag' or 'full', or subset= without these parameters"
+                f"no Kronecker factors for: {', '.join(jacobian.unsupported)}; only for Linear, Conv1d, Conv2d, "
+                "ConvTranspose1d and ConvTranspose2d (ungrouped), each called once, of which this subset has none: use "
+                "structure='diag' or 'full'"
             )
         super().__init__(jacobian, prior_prec)
-        self._decompose(jacobian, _kronecker_factors(jacobian, x, root))
+        sums = _sums_over_data(jacobian, x, root)
+        products = [part.factors for part in sums if isinstance(part, _KroneckerSums)]
+        self._decompose(jacobian, products)
+        exact = [part for part in sums if isinstance(part, _RowSums)]
+        self.others = [
+            _ExactPart.of(part, self.group_of(part.index), self._precisions_at(part.index))
+            for part in [*exact, *_remaining_sums(jacobian, x, root)]
+        ]
+        for part in self.others:
+            self._note_values(part.values)
+
+    def group_of(self, index: Tensor) -> int:
+        """The number of the layer whose coordinates these are."""
+        return int(self.group[torch.searchsorted(self.index, index[0])])
+
+    def _precisions_at(self, index: Tensor) -> Tensor:
+        """The prior's precision of some coordinates, float64."""
+        return self.prior_prec[torch.searchsorted(self.index, index)].double()
+
+    def _note_values(self, values: Tensor) -> None:
+        """Note eigenvalues, of which the largest of all layers and what it drowns are reported."""
+        largest = float(values.max())
+        if largest >= self.top:  # the layer with the most curvature so far
+            self.top = largest
+            self.cut = largest * max(values.shape) * _EPS
+            self.num_cut = int((values == 0).sum())
 
     def _decompose(
         self, jacobian: NetworkJacobian, all_factors: Iterable[tuple[Tensor, Tensor]]
     ) -> None:
         """Set the layers, from A (in, in) and B (out, out) of each."""
         self.layers: list[_KronLayer] = []
-        for layer, (in_factor, out_factor) in zip(jacobian.layers, all_factors):
+        layers = [layer for layer in jacobian.products if layer.is_product]
+        for layer, (in_factor, out_factor) in zip(layers, all_factors):
             positions = jacobian.positions(layer)
             layer_prec = self.prior_prec[positions].double()
             mean_prec = layer_prec.mean(0)
@@ -385,22 +469,19 @@ class KronCurvature(Curvature):
             in_values, in_basis = _decomposed(in_factor * (scale.unsqueeze(1) * scale))
             out_values, out_basis = _decomposed(out_factor)
             values = out_values.unsqueeze(1) * in_values
-            largest = float(values[-1, -1])
-            if largest >= self.top:  # the layer with the most curvature so far
-                self.top = largest
-                self.cut = largest * max(values.shape) * _EPS
-                self.num_cut = int((values == 0).sum())
+            self._note_values(values)
             group = int(self.group[positions[0, 0]])
             flat_index = layer.index.reshape(-1)
             self.layers.append(_KronLayer(flat_index, group, out_basis, in_basis, values, scale))
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         layer_tau = tau.expand(len(self.group_names))
-        terms = [(layer_tau[layer.group] + c * layer.values).log().sum() for layer in self.layers]
+        parts: list[_KronLayer | _ExactPart] = [*self.layers, *self.others]
+        terms = [(layer_tau[part.group] + c * part.values).log().sum() for part in parts]
         return torch.stack(terms).sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        """One block for each layer."""
+        """One block for each layer, those with a product first."""
         layer_tau = tau.expand(len(self.group_names))
         like = self.prior_prec
         blocks: list[Block] = []
@@ -414,7 +495,7 @@ class KronCurvature(Curvature):
                 layer.scale.to(like),
             )
             blocks.append(block)
-        return blocks
+        return blocks + [part.block(float(layer_tau[part.group]), c) for part in self.others]
 
 
 class _KroneckerSums:
@@ -437,16 +518,80 @@ class _KroneckerSums:
         self.grads += gram(factors.grads.flatten(0, 2))
         self.count += factors.inputs.shape[0] * factors.inputs.shape[1]
 
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """A and B."""
+        return self.inputs / self.count, self.grads
 
-def _kronecker_factors(
+
+class _RowSums:
+    """Sums over the data so far of rrᵀ, of rows (N, k, R, m) of the Jacobian; all at once where they are few."""
+
+    def __init__(self, index: Tensor, num_rows: int) -> None:
+        """Of coordinates ``index`` (p,) that are ``num_rows`` rows."""
+        self.index = index
+        self.num_rows = 1 if len(index) <= _FEW else num_rows
+        size = len(index) // self.num_rows
+        self.matrices = torch.zeros(
+            self.num_rows,
+            size,
+            size,
+            dtype=torch.float64,
+            device=index.device,
+        )
+
+    def add(self, rows: Tensor) -> None:
+        """Take in a batch, (N, k, …) with the coordinates in the order of the index."""
+        by_row = rows.reshape(-1, *self.matrices.shape[:2])
+        if self.num_rows == 1:
+            self.matrices += gram(by_row.squeeze(1))
+            return
+        by_row = by_row.double()
+        self.matrices += torch.einsum("nri,nrj->rij", by_row, by_row)
+
+
+def _sums_over_data(
     jacobian: NetworkJacobian, x: Tensor, root: _RowRoot
-) -> list[tuple[Tensor, Tensor]]:
-    """A and B of each layer, float64."""
-    sums = [_KroneckerSums(layer) for layer in jacobian.layers]
-    for chunk, chunk_root in _with_roots(_factor_chunks(jacobian, x), root):
+) -> list[_KroneckerSums | _RowSums]:
+    """Of the layers that have them the sums of Kronecker factors or of exact blocks, float64."""
+    sums: list[_KroneckerSums | _RowSums] = []
+    for layer in jacobian.products:
+        if layer.is_product:
+            sums.append(_KroneckerSums(layer))
+        else:
+            sums.append(_RowSums(layer.index.reshape(-1), len(layer.index)))
+    for chunk, chunk_root in _with_roots(jacobian.chunks(x, jacobian.factor_scalars(x)), root):
         for layer_sums, factors in zip(sums, jacobian.factors(chunk, chunk_root)[1]):
-            layer_sums.add(factors)
-    return [(layer_sums.inputs / layer_sums.count, layer_sums.grads) for layer_sums in sums]
+            if isinstance(layer_sums, _KroneckerSums):
+                layer_sums.add(cast(Factors, factors))
+            else:
+                layer_sums.add(factors.rows())
+    return sums
+
+
+def _remaining_sums(jacobian: NetworkJacobian, x: Tensor, root: _RowRoot) -> list[_RowSums]:
+    """Of the sites that no layer's products cover: the exact block of a module's, or their diagonal where many."""
+    remainder = jacobian.remainder
+    if remainder is None:
+        return []
+    owners: dict[str, list[Tensor]] = {}
+    place = 0
+    for site in remainder.sites:
+        owners.setdefault(site.name.rpartition(".")[0], []).append(
+            torch.arange(
+                place,
+                place + site.size,
+                device=remainder.index.device,
+            )
+        )
+        place += site.size
+    columns = [torch.cat(pieces) for pieces in owners.values()]
+    sums = [_RowSums(remainder.index[numbers], len(numbers)) for numbers in columns]
+    for chunk, chunk_root in _with_roots(remainder.chunks(x, remainder.pass_scalars(x)), root):
+        rows = remainder.rows(chunk, chunk_root)[1]
+        for module_sums, numbers in zip(sums, columns):
+            module_sums.add(rows[:, :, numbers])
+    return sums
 
 
 def _factor_chunks(jacobian: NetworkJacobian, x: Tensor) -> Iterable[Tensor]:

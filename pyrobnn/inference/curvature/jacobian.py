@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +32,23 @@ _FORWARD_DERIVATIVE = Turn()
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer ``name`` with ``index`` (out, in) of its matrix [``weight``, ``bias``] in the flat vector."""
+    """A layer ``name`` with ``index`` (out, in) of its matrix [``weight``, ``bias``] in the flat vector.
+
+    A transposed convolution is two of these, its weight and its bias. ``is_product``: whether the matrix's gradient is
+    a sum of outer products; of a scale, a shift and a grouped convolution it is formed row by row.
+    """
 
     name: str
     index: Tensor
     weight: bool
     bias: bool
+    is_product: bool = True
+
+    @property
+    def site_names(self) -> set[str]:
+        """The sites whose coordinates these are."""
+        names = [name for name in ("weight", "bias") if getattr(self, name)]
+        return {_site_of(self.name, name) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +62,65 @@ class Factors:
     inputs: Tensor
     grads: Tensor
 
+    @property
+    def is_outer(self) -> bool:
+        """Whether the gradient of each datum is one outer product."""
+        return self.inputs.shape[1] == 1
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns k were pulled back."""
+        return self.grads.shape[1]
+
+    @property
+    def num_scalars(self) -> int:
+        """Numbers that it takes, and those of its rows where they are not one product each."""
+        rows = 0 if self.is_outer else self.rows().numel()
+        return self.inputs.numel() + 2 * self.grads.numel() + rows
+
     def rows(self) -> Tensor:
         """Per-datum gradients of the matrix, (N, k, out, in)."""
-        if self.inputs.shape[1] == 1:
+        if self.is_outer:
             return self.grads.squeeze(2).unsqueeze(-1) * self.inputs.unsqueeze(1)
         return torch.einsum("nkto,nti->nkoi", self.grads, self.inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class FormedRows:
+    """What a layer that is no product contributes for a batch: per-datum gradients (N, k, out, in) of its matrix."""
+
+    values: Tensor
+    is_outer: ClassVar[bool] = False
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns k were pulled back."""
+        return self.values.shape[1]
+
+    @property
+    def num_scalars(self) -> int:
+        """Numbers that it takes."""
+        return 3 * self.values.numel()
+
+    def rows(self) -> Tensor:
+        """The gradients themselves."""
+        return self.values
+
+
+#: layers whose parameters scale and shift what they normalize: of a channel, the second dimension, …
+_BY_CHANNEL = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.GroupNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+#: … or of a place in the last dimensions
+_BY_PLACE = (nn.LayerNorm, nn.RMSNorm)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
 
 
 def _find_layers(
@@ -69,7 +135,7 @@ def _find_layers(
         for parameter in places:
             uncovered.pop(_site_of(name, parameter), None)
         if places and _is_supported(module):
-            layers.append(_layer(name, places))
+            layers += _layers_of(name, module, places)
         elif places:
             unsupported.append(f"{name or 'the net itself'} ({type(module).__name__})")
     unsupported += [f"{site} (shared)" for site in uncovered]
@@ -93,18 +159,47 @@ def _places(
     return places
 
 
-def _layer(name: str, places: Mapping[str, Tensor]) -> Layer:
-    """The layer whose ``weight``, ``bias`` or both have these places in the flat vector."""
+def _layers_of(name: str, module: nn.Module, places: Mapping[str, Tensor]) -> list[Layer]:
+    """The layer whose ``weight``, ``bias`` or both have these places in the flat vector; of a transposed one two."""
+    has_weight = "weight" in places
+    has_bias = "bias" in places
+    if type(module) in _TRANSPOSED:
+        layers = []
+        if has_weight:  # (in, out, kernel): every input is multiplied by out · kernel weights
+            matrix = places["weight"].flatten(1).T.contiguous()
+            layers.append(Layer(name, matrix, weight=True, bias=False))
+        if has_bias:
+            column = places["bias"].unsqueeze(1)
+            layers.append(
+                Layer(
+                    name,
+                    column,
+                    weight=False,
+                    bias=True,
+                    is_product=False,
+                )
+            )
+        return layers
     parameters = [parameter for parameter in ("weight", "bias") if parameter in places]
-    matrices = [places[parameter].reshape(len(places[parameter]), -1) for parameter in parameters]
-    return Layer(name, torch.cat(matrices, 1), "weight" in places, "bias" in places)
+    if type(module) in _BY_CHANNEL + _BY_PLACE:
+        matrices = [places[parameter].reshape(-1, 1) for parameter in parameters]
+        is_product = False
+    else:
+        matrices = [
+            places[parameter].reshape(len(places[parameter]), -1) for parameter in parameters
+        ]
+        is_product = not isinstance(module, _CONVOLUTIONS) or module.groups == 1
+    return [Layer(name, torch.cat(matrices, 1), has_weight, has_bias, is_product)]
 
 
 def _is_supported(module: nn.Module) -> bool:
-    plain = type(module) in (nn.Conv1d, nn.Conv2d)
-    return type(module) is nn.Linear or bool(
-        plain and module.groups == 1 and module.padding_mode == "zeros"
-    )
+    if isinstance(module, _CONVOLUTIONS):
+        return type(module) in _CONVOLUTIONS and module.padding_mode == "zeros"
+    if isinstance(module, _TRANSPOSED) and type(module) in _TRANSPOSED:
+        # with more padding of the output than a stride there are more patches of it than inputs
+        is_plain = module.groups == 1 and module.padding_mode == "zeros"
+        return is_plain and all(map(operator.lt, module.output_padding, module.stride))
+    return type(module) is nn.Linear or type(module) in _BY_CHANNEL + _BY_PLACE
 
 
 class _Pass(NamedTuple):
@@ -153,13 +248,13 @@ def _layer_factors(
     layers: Sequence[Layer],
     x: Tensor,
     root: Root | None,
-) -> tuple[Tensor, list[Factors]]:
+) -> tuple[Tensor, list[Factors | FormedRows]]:
     """Outputs (N, width) of the net, and of every layer the factors of what ``root``, or the identity, pulls back."""
     modules = {layer.name: net.get_submodule(layer.name) for layer in layers}
     f, inputs, outputs = _recorded_pass(modules, net, params, x)
     value = f.detach()
     columns = _identity(value) if root is None else root(value)
-    ends = [outputs[name] for name in modules]
+    ends = [outputs[layer.name] for layer in layers]
     pulled = [
         torch.autograd.grad(
             f,
@@ -169,10 +264,12 @@ def _layer_factors(
         )
         for k in range(columns.shape[-1])
     ]
-    factors = []
+    factors: list[Factors | FormedRows] = []
     for layer, layer_grads in zip(layers, zip(*pulled), strict=True):
         grads = torch.stack(layer_grads, 1)
-        factors.append(_factors(modules[layer.name], layer, inputs[layer.name], grads))
+        module = modules[layer.name]
+        contribution = _factors if layer.is_product else _formed_rows
+        factors.append(contribution(module, layer, inputs[layer.name], grads))
     return value, factors
 
 
@@ -187,7 +284,11 @@ def _identity(f: Tensor) -> Tensor:
 
 def _few_columns(f: Tensor) -> Tensor:
     """Four columns (N, width, 4) that pull back sums of the rows of the Jacobian, the same at every call."""
-    columns = torch.randn(f.shape[1], 4, generator=generator(0)).to(f)
+    columns = torch.randn(
+        f.shape[1],
+        4,
+        generator=generator(0),
+    ).to(f)
     return columns.expand(len(f), -1, -1)
 
 
@@ -197,9 +298,13 @@ def _factors(
     inputs: Tensor,
     grads: Tensor,
 ) -> Factors:
-    """Bring inputs (N, …) and output gradients (N, k, …) of any supported layer to one shape."""
+    """Bring inputs (N, …) and output gradients (N, k, …) of a layer that is a product to one shape."""
     n, k = grads.shape[:2]
-    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+    if isinstance(module, _TRANSPOSED):
+        # each input is spread over a patch of the output, whose gradients come back to it
+        patches = _patches(module, grads.flatten(0, 1))
+        return Factors(inputs.flatten(2).transpose(1, 2), patches.unflatten(0, (n, k)))
+    if isinstance(module, _CONVOLUTIONS):
         grads = grads.flatten(3).transpose(2, 3)
     else:
         grads = grads.reshape(n, k, -1, grads.shape[-1])
@@ -211,23 +316,69 @@ def _factors(
     return Factors(torch.cat(multiplied, -1), grads)
 
 
+def _formed_rows(
+    module: nn.Module,
+    layer: Layer,
+    inputs: Tensor,
+    grads: Tensor,
+) -> FormedRows:
+    """Gradients (N, k, out, in) of a layer's matrix from its inputs (N, …) and output gradients (N, k, …)."""
+    if isinstance(module, _BY_PLACE):
+        num_places = module.weight.numel()
+        grads = grads.reshape(*grads.shape[:2], -1, num_places)
+    else:
+        grads = grads.reshape(*grads.shape[:3], -1).transpose(2, 3)
+    columns = []
+    if layer.weight and isinstance(module, _CONVOLUTIONS):
+        groups = (module.groups, -1)
+        patches = _unfolded(module, inputs, len(inputs)).to(grads.dtype).unflatten(2, groups)
+        by_group = torch.einsum("nktgo,ntgi->nkgoi", grads.unflatten(3, groups), patches)
+        columns.append(by_group.flatten(2, 3))
+    elif layer.weight:
+        normalized = _without_scale(module, inputs)
+        if isinstance(module, _BY_PLACE):
+            normalized = normalized.reshape(len(inputs), 1, -1, grads.shape[-1])
+        else:
+            normalized = normalized.reshape(*normalized.shape[:2], -1).transpose(1, 2).unsqueeze(1)
+        columns.append((grads * normalized).sum(2).unsqueeze(-1))
+    if layer.bias:
+        columns.append(grads.sum(2).unsqueeze(-1))
+    return FormedRows(torch.cat(columns, -1))
+
+
+def _without_scale(module: nn.Module, inputs: Tensor) -> Tensor:
+    """What a layer that normalizes gives before it scales and shifts."""
+    own = dict(module.named_parameters(recurse=False))
+    values = {"weight": inputs.new_ones(own["weight"].shape)}
+    if "bias" in own:
+        values["bias"] = inputs.new_zeros(own["weight"].shape)
+    return torch.func.functional_call(module, values, (inputs,)).detach()
+
+
 def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
     """What the weight multiplies, (N, positions, in); of a convolution the patches."""
-    if not isinstance(module, (nn.Conv1d, nn.Conv2d)):
+    if not isinstance(module, _CONVOLUTIONS):
         return inputs.reshape(n, -1, inputs.shape[-1])
+    return _patches(module, inputs)
+
+
+def _patches(module: nn.Module, images: Tensor) -> Tensor:
+    """The patches (N, positions, channels · kernel) of a convolution's images (N, channels, …)."""
+    # what the class of all four has, torch does not export
+    module = cast(nn.Conv2d, module)
     sizes = [module.kernel_size, module.stride, module.dilation]
     padding = (0, 0) if isinstance(module.padding, str) else module.padding
-    if isinstance(module, nn.Conv1d):  # of images of one row
-        inputs = inputs.unsqueeze(2)
+    if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):  # of images of one row
+        images = images.unsqueeze(2)
         padding = (0, padding[-1])
         sizes = [(1, *lengths) for lengths in sizes]
     kernel, stride, dilation = sizes
     if module.padding == "same":
         down, right = (d * (size - 1) for d, size in zip(dilation, kernel))
-        inputs = nn.functional.pad(
-            inputs, (right // 2, right - right // 2, down // 2, down - down // 2)
+        images = nn.functional.pad(
+            images, (right // 2, right - right // 2, down // 2, down - down // 2)
         )
-    return nn.functional.unfold(inputs, kernel, dilation, padding, stride).transpose(1, 2)
+    return nn.functional.unfold(images, kernel, dilation, padding, stride).transpose(1, 2)
 
 
 def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,8 +429,12 @@ class NetworkJacobian:
         points: values of the point parameters, site → tensor.
         names: the ``net.`` sites that vary, at ``index`` (p,).
 
-    Attributes: ``layers``; ``unsupported`` (modules without layer product); ``params`` (of the net at the mode).
+    Attributes: ``layers``, whose products make up the Jacobian, or none; ``products``, the layers whose own part they
+        make up, and ``remainder``, the Jacobian in the other sites, if any; ``unsupported`` (modules without layer
+        product); ``params`` (of the net at the mode).
     """
+
+    remainder: NetworkJacobian | None = None
 
     def __init__(
         self,
@@ -298,17 +453,17 @@ class NetworkJacobian:
         self.sites = sites
         everything = torch.arange(density.dim, device=mode.device)
         self.index = torch.cat([everything[site.start : site.stop] for site in sites])
-        self.layers: list[Layer] = []
-        self.unsupported = [
-            f"{site.name} (constrained)"
-            for site in sites
-            if not torch.equal(constrained[site.name].reshape(-1), mode[site.start : site.stop])
-        ]
-        if not self.unsupported:
-            places = {
-                site.name: everything[site.start : site.stop].reshape(site.shape) for site in sites
-            }
-            self.layers, self.unsupported = _find_layers(model.net, places)
+        places = {}
+        constrained_names = []
+        for site in sites:
+            if torch.equal(constrained[site.name].reshape(-1), mode[site.start : site.stop]):
+                places[site.name] = everything[site.start : site.stop].reshape(site.shape)
+            else:
+                constrained_names.append(f"{site.name} (constrained)")
+        self.products, without_products = _find_layers(model.net, places)
+        self.unsupported = constrained_names or without_products
+        self.layers: list[Layer] = [] if constrained_names else list(self.products)
+        self._points = points
 
     @property
     def size(self) -> int:
@@ -318,34 +473,99 @@ class NetworkJacobian:
     def prefer_products(self, x: Tensor) -> None:
         """Use layer products if they give the true Jacobian at two points, else none.
 
-        A parameter used outside its own layer's call would be missed by the products: two points tell.
+        A parameter used outside its own layer's call would be missed by the products: two points tell. ``products`` are
+        the layers whose own part is right.
         """
+        points = x[:2]
+        right, failure = self._right_products(points)
+        if failure:
+            self.unsupported = [failure]
         if self.unsupported:
             self.layers = []
-            return
-        points = x[:2]
+        self._use_products(right)
+
+    def keep_products(self, site_names: Collection[str]) -> None:
+        """Take as products those of the layers that hold none of these sites, as an earlier look has told."""
+        self._use_products(
+            [layer for layer in self.products if layer.site_names.isdisjoint(site_names)]
+        )
+
+    def _use_products(self, layers: Sequence[Layer]) -> None:
+        """Take these layers as ``products``, and the sites that none of them has as the remainder."""
+        self.products = list(layers)
+        covered = {name for layer in layers for name in layer.site_names}
+        names = [site.name for site in self.sites if site.name not in covered]
+        self.remainder = None
+        if names and layers:
+            self.remainder = NetworkJacobian(
+                self.model,
+                self.density,
+                self.mode,
+                self._points,
+                names,
+            )
+            self.remainder.layers = []
+            self.remainder.products = []
+
+    def _right_products(self, points: Tensor) -> tuple[list[Layer], str]:
+        """The layers whose products are their part of the Jacobian, and why they are not all, if they are not."""
+        if not self.products:
+            return [], ""
         with torch.no_grad():
             width = self.model.forward(self.params, points).shape[1]
         # of very many outputs a few sums, whose rows fit in memory
         root = _identity if 2 * width * self.size <= 8 * CHUNK_SCALARS else _few_columns
         try:
-            f, factors = self.factors(points, root)
-        except (ValueError, RuntimeError) as failure:
-            self.unsupported = [str(failure)]
-            self.layers = []
-            return
-        product = self.joined(factors)
-        true = self._rows_by_vjp(points, root(f))
-        scale = true.abs().amax().clamp_min(1e-30)
-        error = float((product - true).abs().amax() / scale)
-        if not error < 1e3 * torch.finfo(true.dtype).eps ** 0.75:
-            self.unsupported = ["a layer whose parameters are also used elsewhere"]
-            self.layers = []
+            factors = self.factors(points, root)[1]
+            failure = ""
+        except (ValueError, RuntimeError) as error:
+            failure = str(error)
+        with torch.no_grad():
+            columns = root(self.model.forward(self.params, points))
+        true = self._rows_by_vjp(points, columns)
+        if not failure:
+            right = [
+                layer
+                for layer, factor in zip(self.products, factors)
+                if self._is_part(layer, factor, true)
+            ]
+            if len(right) < len(self.products):
+                failure = "a layer whose parameters are also used elsewhere"
+            return right, failure
+        right = []
+        everything = self.products
+        for layer in everything:
+            self.products = [layer]
+            try:
+                (factor,) = self.factors(points, root)[1]
+            except (ValueError, RuntimeError):
+                continue
+            if self._is_part(layer, factor, true):
+                right.append(layer)
+        self.products = everything
+        return right, failure
 
-    def factors(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, list[Factors]]:
-        """Outputs (N, width) and every layer's factors, of the Jacobian or of its product with ``root(f)``."""
+    def _is_part(
+        self,
+        layer: Layer,
+        factor: Factors | FormedRows,
+        true: Tensor,
+    ) -> bool:
+        """Whether a layer's rows are its columns of the true ones (N, k, p)."""
+        columns = true[:, :, self.positions(layer).reshape(-1)]
+        rows = factor.rows().flatten(2)
+        if rows.shape != columns.shape:
+            return False
+        scale = true.abs().amax().clamp_min(1e-30)
+        error = float((rows - columns).abs().amax() / scale)
+        return error < 1e3 * torch.finfo(true.dtype).eps ** 0.75
+
+    def factors(
+        self, x: Tensor, root: Root | None = None
+    ) -> tuple[Tensor, list[Factors | FormedRows]]:
+        """Outputs (N, width) and the factors of ``products``, of the Jacobian or of its product with ``root(f)``."""
         params = {name.removeprefix(NET): value for name, value in self.params.items()}
-        return _layer_factors(self.model.eval_net, params, self.layers, x, root)
+        return _layer_factors(self.model.eval_net, params, self.products, x, root)
 
     def linear_head(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Output (N, width) and the layer's inputs (N, in) where one layer varies, linear, and its output is f.
@@ -370,7 +590,8 @@ class NetworkJacobian:
             outputs.append(recorded.f.detach())
             inputs.append(layer_inputs)
         # the values may agree and the gradients not: what reaches the layer must be what was pulled back
-        f, (factors,) = self.factors(x[:2], _few_columns)
+        f, (contribution,) = self.factors(x[:2], _few_columns)
+        factors = cast(Factors, contribution)
         if not torch.equal(factors.grads.squeeze(2).mT, _few_columns(f)):
             return None
         all_inputs = torch.cat(inputs)
@@ -380,12 +601,26 @@ class NetworkJacobian:
 
     def factor_scalars(self, x: Tensor) -> int:
         """Numbers that the factors of one point take: a convolution's diagonal forms its rows."""
+        return sum(factor.num_scalars for factor in self.factors(x[:1])[1])
+
+    def pass_scalars(self, x: Tensor) -> int:
+        """Numbers that the rows of one point take by torch.func, what the modules of the net return included."""
+        params = {name.removeprefix(NET): value for name, value in self.params.items()}
+        net = self.model.eval_net
         scalars = 0
-        for factor in self.factors(x[:1])[1]:
-            scalars += factor.inputs.numel() + 2 * factor.grads.numel()
-            if factor.inputs.shape[1] > 1:
-                scalars += factor.rows().numel()
-        return scalars
+
+        def count(_name: str, _args: tuple[Tensor, ...], out: Tensor | tuple) -> None:
+            nonlocal scalars
+            outputs = out if isinstance(out, tuple) else (out,)
+            scalars += sum(value.numel() for value in outputs if isinstance(value, Tensor))
+
+        leaves = {
+            name: module for name, module in net.named_modules() if not list(module.children())
+        }
+        with hooked(leaves, count), torch.no_grad(), WrittenOut():
+            f = torch.func.functional_call(net, params, (x[:1],))
+        width = f.shape[-1]
+        return (2 + width) * scalars + 4 * width * self.size
 
     def rows(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, Tensor]:
         """Outputs (N, width) and rows (N, k, p): the Jacobian, or its product with ``root(f)`` (N, width, k)."""
@@ -406,12 +641,12 @@ class NetworkJacobian:
         # index is sorted: sites come in the order of the flat vector
         return torch.searchsorted(self.index, layer.index.contiguous())
 
-    def joined(self, factors: list[Factors]) -> Tensor:
+    def joined(self, factors: list[Factors | FormedRows]) -> Tensor:
         """The rows (N, k, p) that the layers' factors are."""
-        n, k = factors[0].grads.shape[:2]
-        rows = factors[0].grads.new_empty(n, k, self.size)
-        for layer, factor in zip(self.layers, factors):
-            rows[:, :, self.positions(layer).reshape(-1)] = factor.rows().reshape(n, k, -1)
+        pieces = [factor.rows().flatten(2) for factor in factors]
+        rows = pieces[0].new_empty(*pieces[0].shape[:2], self.size)
+        for layer, piece in zip(self.layers, pieces):
+            rows[:, :, self.positions(layer).reshape(-1)] = piece
         return rows
 
     def output(self, z: Tensor, x: Tensor) -> Tensor:

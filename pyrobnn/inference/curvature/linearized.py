@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -9,7 +10,13 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.curvature.gaussian import Block, DiagBlock, KronBlock
-from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, jvp
+from pyrobnn.inference.curvature.jacobian import (
+    Factors,
+    FormedRows,
+    Layer,
+    NetworkJacobian,
+    jvp,
+)
 
 
 class SubsetNetwork:
@@ -63,6 +70,7 @@ class Linearized(SubsetNetwork):
         self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]
         coordinates = set(jacobian.index.tolist())
         self.blocks = [block for block in blocks if int(block.index[0]) in coordinates]
+        self._block_at = {int(block.index[0]): block for block in self.blocks}
 
     def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f(θ*) + J (θ − θ*) as a function of the features."""
@@ -89,7 +97,7 @@ class Linearized(SubsetNetwork):
         means = []
         covs = []
         width = jacobian.model.forward(jacobian.params, x[:1]).shape[1]
-        size = jacobian.factor_scalars(x) if self._by_products else 4 * width * jacobian.size
+        size = self._product_scalars(x) if self._by_products else 4 * width * jacobian.size
         for chunk in jacobian.chunks(x, size):
             f, cov = self._product_moments(chunk) if self._by_products else self._row_moments(chunk)
             means.append(f if self.shift is None else self._output_at(chunk, self.shift))
@@ -99,33 +107,44 @@ class Linearized(SubsetNetwork):
     @property
     def _by_products(self) -> bool:
         """Whether the moments come of the layers' factors: the network has them, and each block goes with them."""
-        return bool(self.jacobian.layers) and all(
-            isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks
-        )
+        if isinstance(self.blocks[0], KronBlock):
+            return True
+        return bool(self.jacobian.layers) and all(isinstance(b, DiagBlock) for b in self.blocks)
+
+    def _product_scalars(self, x: Tensor) -> int:
+        """Numbers that one point takes by the layers' factors, and by rows in the other sites."""
+        jacobian = self.jacobian
+        remainder = jacobian.remainder
+        return jacobian.factor_scalars(x) + (0 if remainder is None else remainder.pass_scalars(x))
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and covariances by each layer's inputs and backpropagated vectors, without forming the rows."""
-        f, factors = self.jacobian.factors(x)
-        total: Tensor | None = None
-        for number, (layer, factor) in enumerate(zip(self.jacobian.layers, factors)):
-            block = self.blocks[0 if isinstance(self.blocks[0], DiagBlock) else number]
-            if isinstance(block, KronBlock):
-                prec = block.prec
-                inputs = (factor.inputs.to(prec) * block.scale) @ block.in_basis
-                grads = factor.grads.to(prec) @ block.out_basis
+        jacobian = self.jacobian
+        f, factors = jacobian.factors(x)
+        is_diagonal = len(self.blocks) == 1 and len(self.blocks[0].index) == jacobian.size
+        terms = []
+        for layer, factor in zip(jacobian.products, factors):
+            if isinstance(self.blocks[0], DiagBlock) and is_diagonal:
+                terms.append(self._diagonal_term(layer, factor))
             else:
-                prec = cast(DiagBlock, block).prec[self.jacobian.positions(layer)]
-                inputs = factor.inputs.to(prec)
-                grads = factor.grads.to(prec)
-            if inputs.shape[1] == 1:
-                weight = inputs.squeeze(1).square() @ prec.reciprocal().T
-                grads = grads.squeeze(2)
-                cov = (grads * weight.unsqueeze(1)) @ grads.transpose(1, 2)
-            else:
-                rows = (Factors(inputs, grads).rows() * prec.rsqrt()).flatten(2)
-                cov = rows @ rows.transpose(1, 2)
-            total = cov if total is None else total + cov
-        return f, cast(Tensor, total)
+                block = self._block_at[int(layer.index[0, 0])]
+                terms.append(_term_of_block(block, factor))
+        if jacobian.remainder is not None:
+            rows = jacobian.remainder.rows(x)[1]
+            places = jacobian.remainder.index
+            starts = {int(site.start) for site in jacobian.remainder.sites}
+            for block in self.blocks:
+                if int(block.index[0]) in starts:
+                    columns = rows[:, :, torch.searchsorted(places, block.index)]
+                    terms.append(_term_of_block(block, FormedRows(columns.unsqueeze(2))))
+        return f, functools.reduce(torch.add, terms)
+
+    def _diagonal_term(self, layer: Layer, factor: Factors | FormedRows) -> Tensor:
+        """A layer's part (point, width, width) of the covariance under one diagonal precision."""
+        prec = cast(DiagBlock, self.blocks[0]).prec[self.jacobian.positions(layer)]
+        if isinstance(factor, Factors):
+            return _term(factor.inputs.to(prec), factor.grads.to(prec), prec)
+        return _squared((factor.rows().to(prec) * prec.rsqrt()).flatten(2))
 
     def _row_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Means and covariances by the rows of the Jacobian, whitened by the posterior."""
@@ -140,6 +159,31 @@ class Linearized(SubsetNetwork):
         index = self.jacobian.index
         place = torch.searchsorted(index, block.index).clamp_max(len(index) - 1)
         return rows[:, place] * (index[place] == block.index)
+
+
+def _term_of_block(block: Block, factor: Factors | FormedRows) -> Tensor:
+    """A layer's part (point, width, width) of the covariance under its block."""
+    if isinstance(block, KronBlock):
+        factors = cast(Factors, factor)
+        prec = block.prec
+        inputs = (factors.inputs.to(prec) * block.scale) @ block.in_basis
+        return _term(inputs, factors.grads.to(prec) @ block.out_basis, prec)
+    rows = factor.rows().flatten(2)
+    return _squared(block.root(rows.flatten(0, 1)).reshape(rows.shape))
+
+
+def _term(inputs: Tensor, grads: Tensor, prec: Tensor) -> Tensor:
+    """The covariance of products of a layer whose weights (out, in) are independent, of precision ``prec``."""
+    if inputs.shape[1] == 1:
+        weight = inputs.squeeze(1).square() @ prec.reciprocal().T
+        grads = grads.squeeze(2)
+        return (grads * weight.unsqueeze(1)) @ grads.transpose(1, 2)
+    return _squared((Factors(inputs, grads).rows() * prec.rsqrt()).flatten(2))
+
+
+def _squared(rows: Tensor) -> Tensor:
+    """RRᵀ of each point's rows (point, width, p)."""
+    return rows @ rows.transpose(1, 2)
 
 
 def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient: Tensor) -> Tensor:

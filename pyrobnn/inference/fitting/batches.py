@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from pyrobnn.inference.fitting.loaders import (
 )
 from pyrobnn.inference.fitting.loaders import read as read
 from pyrobnn.inference.fitting.loaders import survey as survey
-from pyrobnn.inference.fitting.shares import SharedLoader, Shares
-from pyrobnn.model import check_data
+from pyrobnn.inference.fitting.shares import Ranks, SharedLoader, Shares
+from pyrobnn.model import CheckedData, checked_data
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -48,10 +48,10 @@ def checked(
     y: ArrayLike,
     device: torch.device,
     loader: DataLoader | None,
-) -> tuple[Tensor, Tensor]:
-    """As :func:`check_data`; what is not finite in a batch of a loader is named by its row of the data set."""
+) -> CheckedData:
+    """As :func:`checked_data`; what is not finite in a batch of a loader is named by its row of the data set."""
     try:
-        return check_data(model, x, y, device)
+        return checked_data(model, x, y, device)
     except ValueError:
         finite = all(
             bool(as_tensor(name, value).isfinite().all()) for name, value in (("x", x), ("y", y))
@@ -290,7 +290,8 @@ class _Streamed(Batches[tuple[Tensor, ...]]):
                 "the DataLoader gave its batches once and then none: pass a list or a Sampler"
             )
         self._taken += 1
-        return checked(self._problem.bnn, *batch, self._problem.device, self._problem.loader)
+        problem = self._problem
+        return checked(problem.bnn, *batch, problem.device, problem.loader)[:2]
 
     def _begin(self) -> None:
         self._begun = loader_randomness(self._problem.loader, self._problem.device)
@@ -338,7 +339,7 @@ class _SharedStream(Batches[tuple[Tensor, ...]]):
             self._begin(self._epoch + 1)
         batch = self._drawn()
         problem = self._problem
-        return checked(problem.bnn, *batch, problem.device, problem.loader)
+        return checked(problem.bnn, *batch, problem.device, problem.loader)[:2]
 
     def _begin(self, epoch: int) -> None:
         self._epoch = epoch
@@ -374,6 +375,22 @@ def share_of_program(program: partial[None], num_ranks: int) -> Callable[..., An
     """A program by :func:`scaled_program` of a loader, with its likelihood taken ``num_ranks`` times."""
     (factor,) = program.args
     return partial(program.func, num_ranks * factor)
+
+
+def density_of_share(density: Density, ranks: Ranks) -> Density:
+    """The density of a net given this rank's rows of all, their likelihood taken as often as there are ranks.
+
+    Its mean over the ranks is the density given all rows.
+    """
+    mine = tuple(argument[ranks.rank :: ranks.count] for argument in density.args)
+    counted = ranks.count * len(mine[0])
+
+    def counting(program: Callable[..., object]) -> Callable[..., object]:
+        return partial(cast("partial[object]", program).func, num_data=counted)
+
+    share = density.with_programs(counting)
+    share.args = mine
+    return share
 
 
 def mini_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tensor, ...]]:

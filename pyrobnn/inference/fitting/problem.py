@@ -69,7 +69,7 @@ class Problem:
     the whole data set; ``epoch``: what a pass of the loader gave, kept of gathered data too; ``stream`` is it only
     while a loader is read; ``notes`` on the data are kept by the posterior; ``gathered_size``, of the batches of a
     loader whose data a program was given as a whole; ``shares``, where its batches are those of one of several
-    ranks.
+    ranks; ``output_shape``, what a net returns for a row.
     """
 
     model: BNN | Program
@@ -83,6 +83,7 @@ class Problem:
     notes: list[str | Finding] = field(default_factory=list)
     gathered_size: int | None = None
     shares: Shares | None = None
+    output_shape: tuple[int, ...] = ()
 
     @property
     def is_bnn(self) -> bool:
@@ -113,7 +114,8 @@ class Problem:
     def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The checked batches of one pass through the loader."""
         return (
-            batches.checked(self.bnn, x, y, self.device, self.loader) for x, y in self.loader or ()
+            batches.checked(self.bnn, x, y, self.device, self.loader)[:2]
+            for x, y in self.loader or ()
         )
 
     def of_share(self, seed: int, *, own_noise: bool = True) -> Problem:
@@ -281,7 +283,7 @@ def _net_problem(model: BNN, x: Data, y: Data, terms: _Terms) -> Problem:
         device = check_device(inputs.device if isinstance(inputs, Tensor) else model.device)
     model = model.to(device)
     values = terms.values_on(device)
-    inputs, targets = batches.checked(model, inputs, targets, device, loader)
+    inputs, targets, output_shape = batches.checked(model, inputs, targets, device, loader)
     refuse_random(
         model,
         inputs,
@@ -300,7 +302,17 @@ def _net_problem(model: BNN, x: Data, y: Data, terms: _Terms) -> Problem:
         noisy=noisy,
     )
     streamed = loader if terms.stream else None
-    problem = Problem(model, density, inputs, targets, num_data, device, streamed, epoch)
+    problem = Problem(
+        model,
+        density,
+        inputs,
+        targets,
+        num_data,
+        device,
+        streamed,
+        epoch,
+        output_shape=output_shape,
+    )
     loader_notes = () if epoch is None else epoch.notes
     for note in (*loader_notes, *rows_together(model, inputs), *wrong_gradient(model, inputs)):
         problem.note(note)

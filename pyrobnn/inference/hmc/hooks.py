@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pyrobnn.core.chains import RHAT_LIMIT
 from pyrobnn.inference.fitting.problem import Problem, snapshot
+from pyrobnn.inference.fitting.shares import Shares
 from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.inference.hmc.chain_convergence import MIN_ESS, check_convergence, judged_net
 from pyrobnn.inference.hmc.run import Draws, Progress
@@ -33,8 +34,10 @@ class Hooks:
         run: FitRun,
         num_warmup: int,
         config: NUTS,
+        shares: Shares | None = None,
     ) -> None:
         self._problem = problem
+        self._shares = shares
         self._num_draws = run.num_draws
         self._report = _Report(run, num_warmup, config.compile)
         self.watch = self._report.watch
@@ -45,6 +48,8 @@ class Hooks:
         self._halfway = 0.0
         self.enough = None if config.until is None else self._enough
         self.look = self._look if self.watch.active or config.max_seconds else None
+        if shares is not None:
+            self.look = self._look_together
 
     def begin_again(self, problem: Problem, why: str) -> None:
         """The run begins anew, in float64."""
@@ -69,6 +74,19 @@ class Hooks:
         spent = now >= (self._halfway if may_begin_draws else self._ends)
         self._stopped = "max_seconds" if spent else self._stopped
         return spent
+
+    def _look_together(self, progress: Progress) -> bool:
+        """The look of rank 0, whose answer all ranks have; their chains must be the same."""
+        shares = cast(Shares, self._shares)
+        shares.check_state(progress.positions())
+        answer: tuple[bool, str] | Exception = (False, self._stopped)
+        if shares.ranks.rank == 0:
+            try:
+                answer = (self._look(progress), self._stopped)
+            except Exception as error:  # raised on all ranks
+                answer = error
+        stop, self._stopped = cast("tuple[bool, str]", shares.ranks.from_first(answer))
+        return stop
 
     def _enough(self, result: Draws) -> bool:
         draws = self._problem.density.constrain(result.z)

@@ -136,6 +136,7 @@ class Machine:
         num_slots: draws that are kept per chain and phase.
         num_latest: draws per chain that the compiled step holds until the host stores them.
         trajectory: leapfrogs of a plain HMC transition; None for NUTS.
+        traceable: whether the gradient may be traced; one that several ranks compute together may not.
     """
 
     gradient: Gradient
@@ -148,6 +149,7 @@ class Machine:
     trajectory: int | None = None
     target_accept: float = 0.8
     num_latest: int = 64
+    traceable: bool = True
 
     def buffers(self) -> Buffers:
         """Fresh buffers; the last checkpoint level takes what is to be forgotten."""
