@@ -24,7 +24,14 @@ TOLERANCE = 0.25
 #: codes of checks that say that nothing was checked, for want of anything to check it by, or at all
 _NOTHING_THERE = ("not_checked", "nothing_identified")
 #: why nothing was checked of the model
-UNANSWERED = ("few_data", "few_replicates", "joint_event", "factor_only", "no_data_stored")
+UNANSWERED = (
+    "few_data",
+    "few_replicates",
+    "joint_event",
+    "own_latents",
+    "factor_only",
+    "no_data_stored",
+)
 _NOTHING_SEEN = (*_NOTHING_THERE, *UNANSWERED, "linearized_only", "conditional_only")
 
 
