@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
@@ -374,7 +375,18 @@ class GuideFit:
             progress=progress,
             name=name,
             explain=self._explain,
+            of_rows=self._of_rows(),
         )
+
+    def _of_rows(self) -> Tensor | None:
+        """Which parameters belong to a row that not every batch has; None where none does."""
+        if self.rows is None or self.rows.some.rows is None:
+            return None
+        of_guide = self.elbo.family.of_rows(self.rows.whole, self.rows.some.rows)
+        if of_guide is None:
+            return None
+        # the free points, behind the guide's
+        return pad(of_guide, (0, len(self.start) - len(of_guide)))
 
     def _explain(self, theta: Tensor) -> str:
         """Which parameter is impossible at draws of the guide; empty where none is, as of any net."""
