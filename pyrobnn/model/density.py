@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar

@@ -377,7 +377,12 @@ class _BinomialNumbers(CallHandler):
             return call.result()
         count, probability, *others = call.args
         counts = count + torch.zeros_like(probability)
-        return torch.binomial(counts, probability, *others, **call.options)
+        return torch.binomial(
+            counts,
+            probability,
+            *others,
+            **call.options,
+        )
 
 
 class _Widen(CallHandler):

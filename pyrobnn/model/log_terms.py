@@ -40,7 +40,11 @@ def log_prob_sum(node: Node) -> Tensor:
 
 def log_prob_total(nodes: Iterable[Node], device: torch.device) -> Tensor:
     """The log probability of some sites together, as :func:`log_prob_sum`, on a device."""
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.zeros(
+        (),
+        dtype=torch.float64,
+        device=device,
+    )
     # entered once: it takes as long as a small site does
     with without_validation():
         for node in nodes:

@@ -75,7 +75,12 @@ class Result:
         """Whether Ctrl-C ended it."""
         return self.stopped == "interrupt"
 
-    def unfinished(self, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
+    def unfinished(
+        self,
+        losses: Tensor,
+        scale: float,
+        num_params: int,
+    ) -> dict[str, float]:
         """What ``meta`` keeps of how far its end is from a mode; nothing of a run that a callback ended, as asked.
 
         Args:
@@ -92,7 +97,12 @@ class Result:
             return []
         return [interruption(method, self.num_steps, self.asked, "steps", self.checkpoint)]
 
-    def account(self, method: Recorded, num_rows: int, num_params: int) -> dict[str, Any]:
+    def account(
+        self,
+        method: Recorded,
+        num_rows: int,
+        num_params: int,
+    ) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
         left = self.unfinished(self.losses, num_rows, num_params)
         meta = {
@@ -639,7 +649,12 @@ class _AdamStep(_Step):
         grad_norm.copy_(norm)
         step.add_(1)
 
-    def _way(self, state: tuple[Tensor, ...], slope: Tensor, rates: Tensor) -> Tensor:
+    def _way(
+        self,
+        state: tuple[Tensor, ...],
+        slope: Tensor,
+        rates: Tensor,
+    ) -> Tensor:
         """What the parameters are less by after this gradient; the moments are written into the state."""
         _, first_moment, second_moment, *_ = state
         rate, unbias, _, _ = rates.unbind()
@@ -652,12 +667,12 @@ class _AdamStep(_Step):
 class _RowAdamStep(_AdamStep):
     r"""Adam, where the parameters of a row of the data count the steps whose batch has that row: its visits.
 
-    .. math:: \phi_n = \phi_{n-1} - \min\Big( \eta \sqrt{T / n}, \tfrac12 \Big) \, g_n \Big/
-        \sqrt{\tfrac{1 - \beta_2}{1 - \beta_2^n} \sum_{k \le n} \beta_2^{n-k} g_k^2}
+    .. math:: \phi_n = \phi_{n-1} - \min\Big( \eta \sqrt{T / n}, \tfrac12 \Big) \frac{g_n}{\sqrt{v_n}}, \quad
+        v_n = \frac{1 - \beta_2}{1 - \beta_2^n} \sum_{k \le n} \beta_2^{n-k} g_k^2
 
-    at its visit n of T steps of all. Adam itself, to which most steps bring a gradient of zero, goes on moving a row
-    after its visit and forgets the size of its gradients until the next. They have no momentum, whose steps would be
-    whole epochs apart.
+    at its visit n, T steps altogether: as far at its last visit as Adam moves it. Adam itself, to which most steps
+    bring a gradient of zero, goes on moving a row after its visit and forgets the size of its gradients until the next.
+    They have no momentum, whose steps would be whole epochs apart.
 
     Attributes: ``visits`` (P,), those of each parameter of a row; zero of the others.
     """
@@ -676,7 +691,12 @@ class _RowAdamStep(_AdamStep):
         if "visits" in state:
             self.visits.copy_(state["visits"])
 
-    def _way(self, state: tuple[Tensor, ...], slope: Tensor, rates: Tensor) -> Tensor:
+    def _way(
+        self,
+        state: tuple[Tensor, ...],
+        slope: Tensor,
+        rates: Tensor,
+    ) -> Tensor:
         second_moment = state[2]
         visits, of_rows = state[6:8]
         moment_before = second_moment.clone()
@@ -687,8 +707,8 @@ class _RowAdamStep(_AdamStep):
         second_moment.copy_(torch.where(of_rows & ~visited, moment_before, second_moment))
         count = visits.clamp_min(1.0)
         size = (second_moment / -torch.expm1(count * math.log(BETA2))).sqrt() + EPS
-        rate = self.training.lr * (self.training.num_steps / count).sqrt() * rates[_FACTOR]
-        of_row = rate.clamp_max(_LARGEST_MOVE) * slope / size
+        rate = self.training.lr * (self.training.num_steps / count).sqrt()
+        of_row = rate.clamp_max(_LARGEST_MOVE) * rates[_FACTOR] * slope / size
         return torch.where(of_rows, of_row, way)
 
 

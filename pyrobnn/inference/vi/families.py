@@ -74,7 +74,7 @@ class Family(Protocol):
         """
 
     def of_rows(self, whole: Density, rows: Rows) -> Tensor | None:
-        """Which parameters (size,) belong to a row of a plate, so that a batch without it leaves them out; None: none."""
+        """Which parameters (size,) belong to a row of a plate: a batch without it leaves them out. None: none does."""
 
 
 def without_rows(family: Family, some: Density) -> Family:
@@ -180,7 +180,11 @@ class MeanField(_Normal):
         return MeanFieldAtRows(self, whole, some)
 
     def of_rows(self, whole: Density, rows: Rows) -> Tensor | None:
-        is_of_row = torch.zeros(self.dim, dtype=torch.bool, device=self.loc.device)
+        is_of_row = torch.zeros(
+            self.dim,
+            dtype=torch.bool,
+            device=self.loc.device,
+        )
         for site in whole.sites:
             if site.kind == "latent" and rows.axes.get(site.name):
                 is_of_row[site.start : site.stop] = True

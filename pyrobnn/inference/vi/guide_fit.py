@@ -99,6 +99,13 @@ class _Objective(NamedTuple):
     rows: RowBatches | None
 
 
+def _of_rows(family: Family, rows: RowBatches | None) -> Tensor | None:
+    """Which parameters (size,) of a guide belong to a row that not every batch has; None where none does."""
+    if rows is None or rows.some.rows is None:
+        return None
+    return family.of_rows(rows.whole, rows.some.rows)
+
+
 def _check_rows(rows: RowBatches, elbo: Elbo) -> None:
     """Refuse a guide, or a direction of the KL, that mini-batches of rows do not estimate."""
     elbo.at_rows(rows.some)
@@ -311,6 +318,10 @@ class GuideFit:
         self.owner = owner or config
         self.init = init
         self.elbo, self.start, self.rows = build_elbo(config, self.share, init, seed)
+        # which parameters, of the guide's and the free points, belong to a row
+        self.of_rows = _of_rows(self.elbo.family, self.rows)
+        if self.of_rows is not None:
+            self.of_rows = pad(self.of_rows, (0, len(self.start) - len(self.of_rows)))
         self.free_noise = FreeNoise.of(self.share)
         # at which the noise is held in the first ``num_held`` steps
         self.level: Tensor | None = None
@@ -375,18 +386,8 @@ class GuideFit:
             progress=progress,
             name=name,
             explain=self._explain,
-            of_rows=self._of_rows(),
+            of_rows=self.of_rows,
         )
-
-    def _of_rows(self) -> Tensor | None:
-        """Which parameters belong to a row that not every batch has; None where none does."""
-        if self.rows is None or self.rows.some.rows is None:
-            return None
-        of_guide = self.elbo.family.of_rows(self.rows.whole, self.rows.some.rows)
-        if of_guide is None:
-            return None
-        # the free points, behind the guide's
-        return pad(of_guide, (0, len(self.start) - len(of_guide)))
 
     def _explain(self, theta: Tensor) -> str:
         """Which parameter is impossible at draws of the guide; empty where none is, as of any net."""
