@@ -313,9 +313,9 @@ SEEN: dict[str, Template] = {
     ),
     "joint_event": "The values of {where} are one event (or a few), in which they depend on each other given the "
     "parameters. The event is not Gaussian, is masked, or is too large to predict each value from those before it.",
-    "own_latents": "A site has {count:,} values for {total:,} observed ones. Each is drawn to its data: the errors of data "
-    "that it has seen depend on their prediction in a right model too, and importance weights do not show the predictions "
-    "without them. Held-out data would.",
+    "own_latents": "A site has {count:,} values for {total:,} observed ones. Each is drawn to its data: the errors of "
+    "data that it has seen depend on their prediction in a right model too, and importance weights do not show the "
+    "predictions without them. Held-out data would.",
     "factor_only": "The program states its data by pyro.factor, which has no distribution to draw replicates from.",
     "no_data_stored": "The tree holds no observed data to compare the model with: give to_datatree the data of the "
     "fit, x and y.",
