@@ -23,6 +23,8 @@ REPLICATES = "replicates"
 ONE_STEP = "one_step"
 #: attribute of an observed variable: the number of its joint events, whose values depend on each other
 EVENTS = "joint_events"
+#: attribute of an observed variable: its rows may have been chosen by their outcome
+SELECTED = "selected_rows"
 #: data from which on the distribution of PIT values is tested; fewer joint events are judged by their values
 MIN_DATA = 20
 OBSERVED_DATA = "observed_data"

@@ -28,6 +28,7 @@ from pyrobnn.core.groups import (
     REPLICATES,
     SAMPLE_DIMS,
     SAMPLE_STATS,
+    SELECTED,
 )
 
 #: joint events from which on each is judged as a row
@@ -392,10 +393,11 @@ class Evidence:
         """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few.
 
         With `whole` also those of a classifier's labels. Values that have a log-likelihood each are a row each. None
-        where the outcome is a few events whose values depend on each other: `one_step` has those.
+        where the outcome is a few events whose values depend on each other: `one_step` has those; and where rows may
+        have been chosen by their outcome.
         """
         pair = self.outcome_and_replicates
-        if pair is None or self.is_joint:
+        if pair is None or self.is_joint or self.is_selected:
             return None
         y = pair[0].values
         draws = self._replicate_draws(pair[1])
@@ -423,6 +425,12 @@ class Evidence:
         y = self.variable(OBSERVED_DATA, self.outcome or "")
         events = None if y is None else y.attrs.get(EVENTS)
         return events is not None and int(events) < _FEWEST_EVENTS
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether the rows of the outcome may have been chosen by it, as by censoring: replicates are of all rows."""
+        y = self.variable(OBSERVED_DATA, self.outcome or "")
+        return y is not None and SELECTED in y.attrs
 
     @property
     def one_step(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -85,6 +85,7 @@ def diagnose(
     code, numbers = why_unanswered(evidence)
     if code:
         reasons["model"] = code
+        checks = [_without_leave_one_out(check) for check in checks]
     return Verdict.from_checks(
         evidence.method,
         evidence.label,
@@ -92,6 +93,13 @@ def diagnose(
         reasons,
         {"model": numbers},
     )
+
+
+def _without_leave_one_out(check: Check) -> Check:
+    """Leave-one-out estimates that are reliable do not say that the model fits, where nothing else of it is checked."""
+    if check.code == "loo_khat" and check.status == "pass":
+        return replace(check, status="info")
+    return check
 
 
 def why_unanswered(evidence: Evidence) -> tuple[str, dict[str, Any]]:
@@ -105,6 +113,9 @@ def why_unanswered(evidence: Evidence) -> tuple[str, dict[str, Any]]:
     joint = _joint_outcome(evidence)
     if joint is not None:
         return "joint_event", {"where": joint}
+    selected = [str(view.outcome) for view in evidence.by_outcome if view.is_selected]
+    if selected:
+        return "selected_by_outcome", {"where": ", ".join(selected)}
     count = max(evidence.tree[OBSERVED_DATA][name].size for name in names)
     if count < MIN_DATA:
         return "few_data", {"count": count, "needed": MIN_DATA}

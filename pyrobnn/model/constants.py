@@ -9,6 +9,7 @@ write into what all points share.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, TypeAlias, TypeGuard
 
@@ -107,19 +108,38 @@ def _without_masks(index: _Index | tuple[_Index, ...]) -> _Index | tuple[_Index,
 
 def _is_mask_of_data(entry: _Index) -> TypeGuard[Tensor]:
     """Whether an entry of an index is a mask, the same at every point."""
-    if not isinstance(entry, Tensor) or entry.dtype != torch.bool:
-        return False
-    return entry.dim() > 0 and not depends(entry)
+    return _is_mask(entry) and not depends(entry)
 
 
-class Writing(CallHandler):
-    """Notes whether a program writes into tensors."""
+def _is_mask(entry: _Index) -> TypeGuard[Tensor]:
+    """Whether an entry of an index picks elements by truth values."""
+    return isinstance(entry, Tensor) and entry.dtype == torch.bool and entry.dim() > 0
 
-    functions = _WRITES
-    seen = False
+
+@dataclass
+class Habits:
+    """Whether a program writes into tensors that it has made, and whether its Python reads the values of tensors."""
+
+    writes: bool = False
+    reads: bool = False
+
+
+class Noting(CallHandler):
+    """Notes the habits of a program that runs inside."""
+
+    functions = frozenset({*_WRITES, *_READS, *_SIZED, Tensor.__getitem__, Tensor.__setitem__})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.habits = Habits()
 
     def answer(self, call: Call) -> Any:
-        self.seen = True
+        self.habits.writes |= call.function in _WRITES
+        self.habits.reads |= call.function in _READS or call.function in _SIZED
+        if call.function in (Tensor.__getitem__, Tensor.__setitem__):
+            index = call.args[1]
+            entries = index if isinstance(index, tuple) else (index,)
+            self.habits.reads |= any(map(_is_mask, entries))
         return call.result()
 
 

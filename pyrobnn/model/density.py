@@ -24,12 +24,13 @@ from torch.distributions import Distribution, biject_to, constraints
 from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.core.checks import Refused, check_type
+from pyrobnn.core.private import Tracer
 from pyrobnn.core.private_pyro import is_param_statement
 from pyrobnn.core.private_torch import is_batched
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model import enumeration, guards
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
-from pyrobnn.model.constants import Constants, OwnTensors, Writing
+from pyrobnn.model.constants import Constants, Habits, Noting, OwnTensors
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import (
@@ -202,8 +203,7 @@ class Density:
         self.plate_counts: dict[str, int] = {}
         self._all_rows = True
         self._noisy = noisy
-        #: whether the program writes into tensors that it has made
-        self.writes = False
+        self.habits = Habits()
         self.device = device_of({}, leaves_of(args))
         # the first run finds no sites yet, so `_check_latent_sites` lets it pass
         self.sites: tuple[Site, ...] = ()
@@ -343,9 +343,10 @@ class Density:
     def _first_run(self) -> Mapping[str, Node]:
         """The nodes of a run at values that the program draws itself; sizes of plates that subsample are noted."""
         with seeded(0, *used_devices()), torch.no_grad():
-            with all_rows(self.plate_sizes, self.plate_counts), Writing() as writing:
+            with all_rows(self.plate_sizes, self.plate_counts), Noting() as noting:
                 nodes = self._drawn()
-        self.writes = writing.seen and self.owner is None
+        if self.owner is None:
+            self.habits = noting.habits
         return nodes
 
     def floats(self) -> contextlib.AbstractContextManager[None]:
@@ -371,6 +372,10 @@ class Density:
     def __getstate__(self) -> dict[str, Any]:
         """Of a net without its data: a pickle of a posterior has the layout of the sites, and no row."""
         return self.__dict__ | ({} if self.owner is None else {"args": ()})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Pickles of 0.3.0 know no habits: their programs are nets, which have none."""
+        self.__dict__ |= {"habits": Habits()} | state
 
     def __copy__(self) -> Density:
         copied = object.__new__(type(self))
@@ -613,12 +618,35 @@ class Density:
     @_in_its_floats
     def log_parts_at(self, values: Mapping[str, Value], *args: Tree) -> tuple[Tensor, Tensor]:
         """As :meth:`log_parts` at constrained values of the sites, site → (\\*shape)."""
+        if self.habits.reads and self._is_traced_alone(values):
+            # what raises is told by the plain run: it branches on the values of its sites
+            with contextlib.suppress(RuntimeError):
+                return self._log_parts_of_one(values, args)
         nodes = self.trace(values, args).values()
         prior = [node for node in nodes if is_latent(node)]
         likelihood = [node for node in nodes if is_observed(node)]
         like = torch.as_tensor(values[self.sites[0].name])
         with self._own_tensors(like):
             return log_prob_total(prior, like.device), log_prob_total(likelihood, like.device)
+
+    def _is_traced_alone(self, values: Mapping[str, Value]) -> bool:
+        """Whether a trace is under way, of the program at one point."""
+        points = [value for value in values.values() if isinstance(value, Tensor)]
+        if len(points) < len(values) or Tracer.active() is None:
+            return False
+        return not any(map(is_batched, points))
+
+    def _log_parts_of_one(
+        self, values: Mapping[str, Value], args: tuple[Tree, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`log_parts_at`, as the only one of several points: that tells the data, which can be read, apart."""
+
+        def log_parts(one: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+            return self.log_parts_at(one, *args)
+
+        alone = mapped(lambda value: value[None], dict(values))
+        log_prior, log_likelihood = torch.func.vmap(log_parts, randomness="different")(alone)
+        return log_prior[0], log_likelihood[0]
 
     @_in_its_floats
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
@@ -818,7 +846,7 @@ class Density:
 
     def _own_tensors(self, point: Tensor) -> contextlib.AbstractContextManager[Any]:
         """The context in which tensors that are made belong to the point, where the program writes into any."""
-        return OwnTensors(point) if self.writes else contextlib.nullcontext()
+        return OwnTensors(point) if self.habits.writes else contextlib.nullcontext()
 
     def _idioms(self, values: Mapping[str, Value], args: tuple[Tree, ...]) -> list[CallHandler]:
         """The handlers of what a plain program's Python may do with its own data and tensors, the outermost first."""
@@ -826,7 +854,7 @@ class Density:
         point = next((value for value in values.values() if isinstance(value, Tensor)), None)
         if point is None:
             return handlers
-        if self.writes:
+        if self.habits.writes:
             handlers.append(OwnTensors(point))
         # data that are arguments of a compiled function, and subsamples, are no constants
         whole = self.rows is None and (self._all_rows or not self.plate_sizes)

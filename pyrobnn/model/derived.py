@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
+from pyrobnn.model.compile import first_line
 from pyrobnn.model.density import Density
 from pyrobnn.model.gradient import at_each, runs_at_once
 from pyrobnn.model.nodes import Message, is_replicated
@@ -88,7 +91,7 @@ def prior(
     """Draws of the latent and deterministic sites from the prior, and of the data; both site → (1, draw, \\*shape).
 
     Both are empty where a prior is improper: it has no draws. Fewer where the program runs at one draw at a time, and
-    all would take more than so many ``seconds``.
+    all would take more than so many ``seconds``; without those at which its data cannot be drawn, with a warning.
     """
     if density.derived.improper:
         return {}, {}
@@ -96,7 +99,19 @@ def prior(
         num_draws = _prior_draws_within(density, num_draws, seed, seconds)
     names = [site.name for site in density.sites if site.kind == "latent"]
     names += [*density.derived.deterministic, *density.derived.replicated]
-    runs = prior_runs(_without_data(density), num_draws, seed, names)
+    forgetful = _without_data(density)
+    try:
+        runs = prior_runs(forgetful, num_draws, seed, names)
+    except (RuntimeError, ValueError) as error:
+        runs = _possible_prior_runs(forgetful, num_draws, seed, names)
+        count = len(next(iter(runs.values()))) if runs else 0
+        warnings.warn(
+            f"of {num_draws} draws from the prior {num_draws - count} are left out: the program's data cannot be "
+            f"drawn there ({first_line(error)})",
+            stacklevel=2,
+        )
+    if not runs:
+        return {}, {}
     values = {name: value[None] for name, value in runs.items()}
     data = {name: values.pop(name) for name in density.derived.replicated}
     return values, data
@@ -121,7 +136,8 @@ def _prior_draws_within(
         if runs_at_once(run, torch.zeros(2)):
             return num_draws
         begin = time.perf_counter()
-        run(torch.zeros(()))
+        with contextlib.suppress(RuntimeError, ValueError):  # impossible data take no longer
+            run(torch.zeros(()))
         affordable = int(seconds / (time.perf_counter() - begin))
     return min(num_draws, max(_FEWEST_PRIOR_DRAWS, affordable))
 
@@ -144,6 +160,24 @@ def prior_runs(
             torch.zeros(num),
             at_once=_RUNS_AT_ONCE,
         )
+
+
+def _possible_prior_runs(
+    density: Density,
+    num: int,
+    seed: int,
+    names: Sequence[str],
+) -> Values:
+    """As :func:`prior_runs`, one run after another, without those in which the program raises; empty if all do."""
+    runs: list[Values] = []
+    with seeded(seed, density.device):
+        for _ in range(num):
+            with contextlib.suppress(RuntimeError, ValueError):
+                nodes = density.run({})
+                runs.append({name: nodes[name]["value"] for name in names})
+    if not runs:
+        return {}
+    return {name: torch.stack([values[name] for values in runs]) for name in names}
 
 
 class _Forget(Messenger):

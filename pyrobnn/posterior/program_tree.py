@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+import pyro.distributions as dist
+import torch
 import xarray as xr
 from torch import Tensor
 
 from pyrobnn.core import groups as group
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model import Density, derived
+from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.nodes import Node
 from pyrobnn.posterior.approximation import DRAWS_AT_ONCE, PosteriorLike
@@ -108,7 +112,48 @@ def _observed_data(fitted: _Fitted) -> xr.Dataset:
     dataset = site_dataset(fitted.data, fitted.axes, sample_dims=[])
     for name, count in fitted.events.items():
         dataset[group.variable(name)].attrs[group.EVENTS] = count
+    for name in _selected_by_outcome(fitted):
+        dataset[group.variable(name)].attrs[group.SELECTED] = 1
     return dataset
+
+
+def _selected_by_outcome(fitted: _Fitted) -> set[str]:
+    """The sites whose rows may have been chosen by their outcome, as those that are not censored.
+
+    A program writes censoring with two sites: where one is masked the other is not, or one of them is a probability
+    that is observed as 1 throughout ("ones trick"), which selects the rows of all.
+    """
+    if len(fitted.data) < 2:
+        return set()
+    if any(_is_ones_trick(fitted.nodes[name]) for name in fitted.data):
+        return set(fitted.data)
+    masks = {name: _mask(fitted.nodes[name]) for name in fitted.data}
+    selected: set[str] = set()
+    for one, other in itertools.combinations(fitted.data, 2):
+        if _complementary(masks[one], masks[other]):
+            selected |= {one, other}
+    return selected
+
+
+def _is_ones_trick(node: Node) -> bool:
+    """Whether a site is several events of given probabilities that all happened."""
+    of_events = isinstance(elementwise(node["fn"]), torch.distributions.Bernoulli)
+    return of_events and node["value"].numel() > 1 and bool((node["value"] == 1).all())
+
+
+def _mask(node: Node) -> Tensor | None:
+    """The rows of a site that count, where some may not."""
+    law = elementwise(node["fn"])
+    if isinstance(law, dist.MaskedDistribution) and isinstance(law._mask, Tensor):
+        return law._mask
+    return node["mask"] if isinstance(node["mask"], Tensor) else None
+
+
+def _complementary(mask: Tensor | None, other: Tensor | None) -> bool:
+    """Whether each row counts under one of two masks, some under each."""
+    if mask is None or other is None or mask.shape != other.shape:
+        return False
+    return bool((mask != other).all()) and bool(mask.any()) and not bool(mask.all())
 
 
 def _densities(fitted: _Fitted) -> dict[str, xr.Dataset]:
@@ -163,18 +208,37 @@ def _axes_of_terms(terms: Mapping[str, Tensor], values: Mapping[str, Tensor], ax
 
 
 def _program_inputs(x: Tensor, data: Mapping[str, Tensor], axes: Dims) -> xr.Dataset:
-    """Inputs whose rows have the name of the observed sites' one first axis, if it is as long; else ``"obs"``."""
+    """Inputs whose rows have the name of the observed sites' one first axis, if it is as long; else ``"obs"``.
+
+    A program may take its data as ``x`` and observe its columns: those are outcomes, and no inputs.
+    """
     first_axes = set()
+    outcomes: list[Tensor] = []
     for site, value in data.items():
         if value.dim():
             name = axes[site][0] if site in axes else None
             first_axes.add((name, len(value)))
+            outcomes += value.reshape(len(value), -1).unbind(1)
     rows = "obs"
     if len(first_axes) == 1:
         name, length = first_axes.pop()
         if name and length == len(x):
             rows = name
-    return xr.Dataset({"x": ((rows, "feature"), to_numpy(x.reshape(len(x), -1)))})
+    columns = [
+        column
+        for column in x.reshape(len(x), -1).unbind(1)
+        if not any(_is_copy(column, outcome) for outcome in outcomes)
+    ]
+    if not columns:
+        return xr.Dataset()
+    return xr.Dataset({"x": ((rows, "feature"), to_numpy(torch.stack(columns, 1)))})
+
+
+def _is_copy(column: Tensor, outcome: Tensor) -> bool:
+    """Whether a column of inputs (N,) holds what an observed site holds, in whichever type."""
+    if column.shape != outcome.shape:
+        return False
+    return torch.equal(column.double(), outcome.to(column.device).double())
 
 
 def log_densities_by_site(

@@ -46,11 +46,13 @@ def check_batched_and_traced(name):
         gradient, why = batched_gradient(density.log_joint, z)
         assert why == ""
         traced = compiled(gradient, z, enabled="trace")
-    assert traced.mode == "graph"
-    single = torch.func.grad_and_value(density.log_joint)
+        single = torch.func.grad_and_value(density.log_joint)
+        alone = compiled(single, z[0], enabled="trace")
+    assert traced.mode == alone.mode == "graph"
     other = density.sample_prior(3, seed=1)
     for point, slope, value in zip(other, *traced(other), strict=True):
         expected = single(point)
+        torch.testing.assert_close(alone(point), expected, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(slope, expected[0], rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(value, expected[1], rtol=1e-5, atol=1e-4)
 
@@ -77,7 +79,9 @@ def test_what_depends_on_values_is_never_frozen(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         call = compiled(gradient, z.abs(), name="the program")
+        alone = compiled(torch.func.grad_and_value(density.log_joint), z[0].abs(), name="a point")
     torch.testing.assert_close(call(z)[1], values)
+    torch.testing.assert_close(torch.stack([alone(point)[1] for point in z]), values)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

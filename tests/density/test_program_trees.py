@@ -263,6 +263,91 @@ def test_an_improper_prior_has_no_predictive():
     assert "posterior_predictive" in tree.children and "prior_predictive" not in tree.children
 
 
+def test_prior_draws_at_which_the_data_cannot_be_drawn_are_left_out_with_a_word():
+    """A rate that overflows: some draws of a vague prior have no data."""
+
+    def growing(_, counts):
+        rate = pyro.sample("rate", dist.Normal(0.0, 3.0))
+        infected = torch.exp(40.0 * rate.exp())
+        mean = 3.0 * infected / (1.0 + infected)
+        with pyro.plate("day", len(counts)):
+            pyro.sample("count", dist.Poisson(mean), obs=counts)
+
+    posterior = fitted(growing, None, torch.ones(10))
+    with pytest.warns(UserWarning, match="draws from the prior .* are left out: .* cannot be"):
+        tree = posterior.to_datatree(None, torch.ones(10))
+    rates = tree["prior"]["rate"].values
+    counts = tree["prior_predictive"]["count"].values
+    assert 25 < rates.shape[1] < 200 and rates.max() < np.log(np.log(3.5e38) / 40.0)
+    assert counts.shape[:2] == rates.shape and np.isfinite(counts).all()
+
+
+def test_columns_of_x_that_a_program_observes_are_no_inputs():
+    table = torch.arange(60.0).reshape(20, 3).sin()
+
+    def chain(x, y=None):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("row", len(x)):
+            first = pyro.sample("first", dist.Normal(slope * x[:, 0], 1.0), obs=x[:, 1])
+            pyro.sample("second", dist.Normal(first, 1.0), obs=x[:, 2].double())
+
+    posterior = fitted(chain, table, None)
+    inputs = posterior.to_datatree(table)["constant_data"]["x"]
+    np.testing.assert_array_equal(inputs.values, table[:, :1])
+
+    def own(x, y=None):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(mean, 1.0).expand([20]).to_event(1), obs=x)
+
+    series = table[:, 0]
+    assert "constant_data" not in fitted(own, series, None).to_datatree(series)
+
+
+TIMES = torch.linspace(0.05, 2.0, 40)
+SEEN = (torch.arange(40) % 3 > 0) & (TIMES < 1.5)
+
+
+def censored_by_masks(x, y):
+    rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
+    with pyro.plate("row", 40):
+        with pyro.poutine.mask(mask=SEEN):
+            pyro.sample("time", dist.Exponential(rate), obs=y)
+        with pyro.poutine.mask(mask=~SEEN):
+            pyro.sample("late", dist.Exponential(rate), obs=y)
+
+
+def censored_by_ones(x, y):
+    rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
+    pyro.sample("time", dist.Exponential(rate).expand([int(SEEN.sum())]).to_event(1), obs=y[SEEN])
+    survival = torch.exp(-rate * y[~SEEN])
+    with pyro.plate("censored", len(survival)):
+        pyro.sample("late", dist.Bernoulli(survival), obs=torch.ones_like(survival))
+
+
+@pytest.mark.parametrize("program", [censored_by_masks, censored_by_ones])
+def test_censoring_that_a_program_writes_by_hand_is_not_held_against_replicates(program):
+    posterior = fitted(program, None, TIMES)
+    verdict = pb.diagnose(posterior.to_datatree(None, TIMES))
+    assert not verdict.checked("model") and verdict.model == "warn"
+    codes = [check.code for check in verdict.checks if check.question == "model" and check.decides]
+    assert codes == ["selected_by_outcome"]
+    assert "by its outcome" in verdict.warned[-1].evidence
+
+
+def test_gaps_that_are_masked_and_events_that_may_not_happen_are_judged():
+    """One mask, or labels of two kinds, selects nothing by the outcome."""
+
+    def program(x, y):
+        rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
+        with pyro.plate("row", 40):
+            with pyro.poutine.mask(mask=SEEN):
+                pyro.sample("time", dist.Exponential(rate), obs=y)
+            pyro.sample("label", dist.Bernoulli(0.5), obs=(torch.arange(40) % 2).float())
+
+    posterior = fitted(program, None, TIMES)
+    assert pb.diagnose(posterior.to_datatree(None, TIMES)).checked("model")
+
+
 def test_residuals_that_a_program_observes_are_no_data_and_gaps_that_it_fills_do_not_hide_them():
     def recursion(y, _=None):
         slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
