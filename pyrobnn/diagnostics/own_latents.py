@@ -18,8 +18,8 @@ _NUM_VALUES = 200
 class OwnLatents(NamedTuple):
     """How many values a site has, and how many data there are."""
 
-    count: int
-    total: int
+    num_values: int
+    num_data: int
 
 
 @statistic

@@ -114,7 +114,7 @@ def test_how_large_errors_are_is_not_judged_where_a_datum_has_seen_itself():
     checks = model_checks(tree("binomial", 1, 10, 1.0, 0.5, seed=0))
     (size,) = [check for check in checks if check.name == "coverage_by_region"]
     assert (size.status, size.code) == ("info", "own_latents")
-    assert size.numbers == {"count": NUM_DATA, "total": NUM_DATA}
+    assert size.numbers == {"num_values": NUM_DATA, "num_data": NUM_DATA}
     assert "500 values for 500" in size.evidence
 
 
