@@ -574,7 +574,13 @@ class _AdamStep(_Step):
         super().__init__(task)
         zeros = torch.zeros_like(self.theta)
         self.moments = zeros, zeros.clone()
-        self.vectors = self.theta, *self.moments, self.mean, self.step, self.grad_norm
+        self.vectors: tuple[Tensor, ...] = (
+            self.theta,
+            *self.moments,
+            self.mean,
+            self.step,
+            self.grad_norm,
+        )
         # of the rate, one for each member; empty where all have the same
         self.member_rates: tuple[Tensor, ...] = ()
         pairs = zip(
