@@ -173,12 +173,17 @@ def _clamp_with_hook(probs: Tensor) -> Tensor:
     return torch.where(inside, clamped, torch.nan)
 
 
+@functools.cache  # one density makes distributions dozens of times
+def _module_of_clamp() -> Any:
+    return private.find(_CLAMPING)
+
+
 def _make_distributions_by(init: Any, clamp: Any) -> None:
     """Replace the constructor of all distributions, and the clamp of the one that has one."""
     kind: Any = Distribution
     kind.__init__ = init
     if _original_clamp is not None:
-        private.find(_CLAMPING).clamp_probs = clamp
+        _module_of_clamp().clamp_probs = clamp
 
 
 @contextlib.contextmanager

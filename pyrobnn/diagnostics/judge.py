@@ -15,6 +15,7 @@ from pyrobnn.core.groups import LOG_PRIOR, OBSERVED_DATA, POSTERIOR_PREDICTIVE
 from pyrobnn.diagnostics.check_table import AUDIT, OF_DENSITY, TABLE
 from pyrobnn.diagnostics.evidence import FEWEST_DRAWS, Evidence
 from pyrobnn.diagnostics.integrity import hopeless
+from pyrobnn.diagnostics.leave_one_out import own_latents
 from pyrobnn.diagnostics.limits import MIN_DATA
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.row import made
@@ -120,6 +121,9 @@ def why_unanswered(evidence: Evidence) -> tuple[str, dict[str, Any]]:
         return "few_data", {"count": count, "needed": MIN_DATA}
     if replicated and evidence.num_draws < FEWEST_DRAWS:
         return "few_replicates", {"count": evidence.num_draws, "needed": FEWEST_DRAWS}
+    own = own_latents(evidence, count)
+    if own is not None:
+        return "own_latents", own._asdict()
     return "", {}
 
 

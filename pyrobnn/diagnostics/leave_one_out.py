@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import arviz_stats
 import numpy as np
@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import LEFT_OUT, SAMPLE_STATS
 from pyrobnn.core.seeding import own_stream
-from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
+from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, Status
 from pyrobnn.diagnostics.limits import MAX_DATA
 from pyrobnn.diagnostics.pareto import FEWEST_WEIGHTED, good_k, pareto_smooth
@@ -28,6 +28,11 @@ MAX_ROWS = 50_000
 _BLOCK = 4_000_000  # log-likelihood values that are smoothed at once
 #: share of the data whose k-hat may be too large before their PIT says nothing
 _UNRELIABLE = 0.1
+#: data for one value of a site from which on a datum moves its own prediction little
+_FEW_ROWS = 10
+#: draws and values that show whether values vary on their own
+_NUM_DRAWS = 400
+_NUM_VALUES = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +45,7 @@ class LeaveOneOut:
         elpd: log p(y_i | y_−i) of each (point,). lppd: log p(y_i | y) of each (point,).
         pit: P(ỹ_i ≤ y_i | y_−i), ties by a random part, of evenly spread data, (at most 2000, output); None without
             training replicates.
+        mean: E[ỹ_i | y_−i] of the first output, of the same data.
         pit_points: which data those are.
     """
 
@@ -48,6 +54,7 @@ class LeaveOneOut:
     elpd: np.ndarray
     lppd: np.ndarray
     pit: np.ndarray | None
+    mean: np.ndarray | None
     pit_points: np.ndarray
 
 
@@ -72,12 +79,14 @@ def leave_one_out(evidence: Evidence) -> LeaveOneOut | None:
         log_density = np.moveaxis(pointwise[:, :, block].astype(np.float64), 2, 0)
         blocks.append(_leave_out(evidence, block, log_density, shown, outcomes))
     pits = [block.pit for block in blocks if block.pit is not None]
+    means = [block.mean for block in blocks if block.mean is not None]
     return LeaveOneOut(
         points=points,
         k=np.concatenate([block.k for block in blocks]),
         elpd=np.concatenate([block.elpd for block in blocks]),
         lppd=np.concatenate([block.lppd for block in blocks]),
         pit=np.concatenate(pits) if pits else None,
+        mean=np.concatenate(means) if means else None,
         pit_points=shown,
     )
 
@@ -106,15 +115,20 @@ def _leave_out(
     log_weights, k = pareto_smooth(log_ratio, relative_efficiency(evidence))
     num_draws = log_density[0].size
     pit = None
+    mean = None
     is_shown = np.isin(points, shown)
     if outcomes is not None:
-        pit = _weighted_pit(np.exp(log_weights[is_shown]), points[is_shown], *outcomes)
+        draws, y = outcomes
+        weights = np.exp(log_weights[is_shown]).reshape(int(is_shown.sum()), num_draws)
+        pit = _weighted_pit(weights, points[is_shown], draws, y)
+        mean = np.einsum("ps,sp->p", weights, draws[:, points[is_shown], 0])
     return LeaveOneOut(
         points=points,
         k=k,
         elpd=logsumexp(log_weights + log_density, axis=(1, 2)),
         lppd=logsumexp(log_density, axis=(1, 2)) - np.log(num_draws),
         pit=pit,
+        mean=mean,
         pit_points=points[is_shown],
     )
 
@@ -130,7 +144,7 @@ def _weighted_pit(
     y = y[points]
     # of counts and censored rows the transform is uniform only if drawn from what they leave open
     below = (draws < y) + own_stream(int(points[0])).random(y.shape) * (draws == y)
-    return np.clip(np.einsum("ps,spo->po", weights.reshape(len(points), -1), below), 0.0, 1.0)
+    return np.clip(np.einsum("ps,spo->po", weights, below), 0.0, 1.0)
 
 
 def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | None:
@@ -170,6 +184,12 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
 def left_out_pit(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """Which training data of a regression have a LOO-PIT, and that; None of classes."""
     return None if evidence.has_classes else loo_pit(evidence)
+
+
+def left_out_mean(evidence: Evidence) -> np.ndarray | None:
+    """The predictive mean (datum,) of the first output from the posterior without each datum of :func:`loo_pit`."""
+    estimates = leave_one_out(evidence)
+    return None if estimates is None else estimates.mean
 
 
 @statistic
@@ -326,8 +346,10 @@ def tails(evidence: Evidence, limits: Limits) -> Found | None:
     points = refit_points(elpd)
     # of an approximation that is far off itself every datum is unreliable, which tells nothing of the data
     far_off = evidence.is_iid and len(points) > 0.5 * k.size
+    # and where each has a latent value of its own, it decides that value by construction
+    expected = far_off or own_latents(evidence, k.size) is not None
     status: Status = "info" if points else "pass"
-    if not far_off and bool((k > _k_by_chance(evidence, elpd, limits[0] / k.size)).any()):
+    if not expected and bool((k > _k_by_chance(evidence, elpd, limits[0] / k.size)).any()):
         status = "warn"
     removed = len(evidence.names(LEFT_OUT) and evidence.tree[LEFT_OUT]["row"])
     numbers = {
@@ -345,3 +367,48 @@ def _k_by_chance(evidence: Evidence, elpd: ELPDData, rate: float) -> float:
     tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
     error = (1.0 + elpd.good_k) / np.sqrt(tail)
     return float(elpd.good_k + stats.norm.isf(rate) * error)
+
+
+# latent values of single data: an effect of each row, or of groups of a few rows
+
+
+class OwnLatents(NamedTuple):
+    """How many values a site has, and how many data there are."""
+
+    num_values: int
+    num_data: int
+
+
+@statistic
+def own_latents(evidence: Evidence, num_data: int) -> OwnLatents | None:
+    """The largest site that has a value for every ten data or fewer; None where none has.
+
+    Such a value is drawn to its data. In-sample errors are then small and lie on the same side of the predicted mean as
+    the data do, of a right model too. Weights of a net, which all data share, do not count, nor what is computed from
+    fewer values.
+    """
+    most = 0
+    for name, draws in evidence.sites.items():
+        values = flattened(draws, 2)
+        size = values.shape[2]
+        is_computed = name in evidence.computed or name.startswith(WEIGHTS)
+        if is_computed or size <= max(most, num_data / _FEW_ROWS):
+            continue
+        if _vary_on_their_own(values.reshape(-1, size)):
+            most = size
+    return OwnLatents(most, num_data) if most else None
+
+
+def _vary_on_their_own(values: np.ndarray) -> bool:
+    """Whether draws (draw, value) move in about as many directions as there are values; so too of a single draw."""
+    num_draws, size = values.shape
+    sample = values[spread(num_draws, _NUM_DRAWS)][:, spread(size, _NUM_VALUES)].astype(np.float64)
+    deviations = sample - sample.mean(axis=0)
+    deviations = deviations[:, np.ptp(sample, axis=0) > 0.0]
+    if num_draws < 2:
+        return True
+    if not deviations.size:
+        return False
+    directions = deviations / np.linalg.norm(deviations, axis=0)
+    rank = int(np.linalg.matrix_rank(directions, rtol=1e-3))
+    return 2 * rank > min(len(sample) - 1, sample.shape[1])

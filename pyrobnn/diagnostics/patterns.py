@@ -16,7 +16,12 @@ from pyrobnn.diagnostics.class_points import class_points, class_replicates
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, grade_tested
 from pyrobnn.diagnostics.labels import feature_names
-from pyrobnn.diagnostics.leave_one_out import left_out_pit
+from pyrobnn.diagnostics.leave_one_out import (
+    OwnLatents,
+    left_out_mean,
+    left_out_pit,
+    own_latents,
+)
 from pyrobnn.diagnostics.limits import LEVEL, MAX_DATA, MIN_DATA
 from pyrobnn.diagnostics.points import held_out_pit
 from pyrobnn.diagnostics.prediction_metrics import pit_of
@@ -31,12 +36,15 @@ ORDER = "the order of the rows"
 class Errors(NamedTuple):
     """PIT values (row, output) of a set of rows, and what they may depend on: name → (row,).
 
-    ``first_output`` is the number of their first column: of two classes only the second has a PIT.
+    ``first_output`` is the number of their first column: of two classes only the second has a PIT. ``own`` are
+    latent values of single data that have seen themselves: these are nearer to their predictions than new data, the
+    nearer the more they say of themselves.
     """
 
     pit: np.ndarray
     covariates: dict[str, np.ndarray]
     first_output: int = 0
+    own: OwnLatents | None = None
 
 
 class Pattern(NamedTuple):
@@ -68,7 +76,7 @@ def pattern(evidence: Evidence, limits: Limits) -> Found | None:
         for found in _patterns(errors, name)
     ]
     if not patterns:
-        return None
+        return _unanswered(errors_of(evidence))
     worst = min(patterns, key=lambda candidate: candidate.p)
     return _graded(worst, min(1.0, worst.p * len(patterns)), evidence.rates, limits)
 
@@ -93,6 +101,14 @@ def order(evidence: Evidence, limits: Limits) -> Found | None:
     strongest = max(by_kind[least], key=lambda candidate: candidate.effect)
     p = min(1.0, p_values[least] * len(p_values))
     return _graded(strongest, p, evidence.rates, limits)
+
+
+def _unanswered(sets: Sequence[Errors]) -> Found | None:
+    """Why errors were not compared along anything, where it is that each datum has a latent value of its own."""
+    for errors in sets:
+        if errors.own is not None:
+            return Found("info", None, "own_latents", errors.own._asdict())
+    return None
 
 
 def _combined_p(patterns: Sequence[Pattern]) -> float:
@@ -146,9 +162,10 @@ def by_region(evidence: Evidence, limits: Limits) -> Found | None:
 
     A model of constant noise fails it on heteroskedastic data.
     """
-    results = _regional_results([] if evidence.has_classes else errors_of(evidence))
+    sets = [] if evidence.has_classes else errors_of(evidence)
+    results = _regional_results([errors for errors in sets if errors.own is None])
     if not results:
-        return None
+        return _unanswered(sets)
     # of two that say the same, as an input and a line's mean, the first
     worst = min(results, key=lambda result: float(f"{result.p:.6g}"))
     p = min(1.0, worst.p * len(results))
@@ -284,11 +301,17 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
             # the datum is its own judge: a little too lenient, in all regions alike
             points = spread(len(y), MAX_DATA)
             u = pit_of(draws[:, points], y[points])
+            mean = draws[:, points, 0].mean(axis=0)
+            own = own_latents(evidence, len(y))
         else:
             points, u = left_out
+            mean = left_out_mean(evidence)
+            own = None
         x = _inputs_of(evidence, len(y))
-        moments = {"the predicted mean": draws[:, points, 0].mean(axis=0)}
-        sets.append(_errors(evidence, u, y[points], None if x is None else x[points], moments))
+        # a mean that has seen its datum lies on the same side of the others as that datum does
+        moments = {} if mean is None or own is not None else {"the predicted mean": mean}
+        errors = _errors(evidence, u, y[points], None if x is None else x[points], moments)
+        sets.append(errors._replace(own=own))
     step = evidence.one_step
     if step is not None:
         u, mean = step

@@ -28,6 +28,7 @@ UNANSWERED = (
     "few_data",
     "few_replicates",
     "joint_event",
+    "own_latents",
     "selected_by_outcome",
     "factor_only",
     "no_data_stored",

@@ -22,6 +22,7 @@ FAULTS = {
     "few_data": "there are too few data",
     "few_replicates": "there are too few replicates of the data",
     "joint_event": "the data are one event whose values depend on each other",
+    "own_latents": "each datum, or a few data together, have a latent value of their own",
     "selected_by_outcome": "which distribution a row has depends on its outcome",
     "factor_only": "the program states its data by pyro.factor, which no replicates can be drawn from",
     "no_data_stored": "the tree holds no data",
@@ -313,6 +314,9 @@ SEEN: dict[str, Template] = {
     ),
     "joint_event": "The values of {where} are one event (or a few), in which they depend on each other given the "
     "parameters. The event is not Gaussian, is masked, or is too large to predict each value from those before it.",
+    "own_latents": "A site has {num_values:,} values for {num_data:,} observed ones. Each is drawn to its data: the "
+    "errors of data that it has seen depend on their prediction in a right model too, and importance weights do not "
+    "show the predictions without them. Held-out data would.",
     "selected_by_outcome": "Each row has its term in one of several sites ({where}) by its outcome, as censored and "
     "uncensored times have. Data drawn from such sites are not like those observed, so the two are not compared.",
     "factor_only": "The program states its data by pyro.factor, which has no distribution to draw replicates from.",

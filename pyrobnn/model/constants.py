@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
-from pyrobnn.core.private_torch import depends, is_batched, of_constant
+from pyrobnn.core.private_torch import depends, of_constant
 from pyrobnn.model.torch_calls import Call, CallHandler
 
 #: one entry of an index
@@ -70,17 +70,14 @@ _WRITES = {
 class Constants(CallHandler):
     """Reads of tensors that are the same at every point are answered by their values.
 
-    Only where the ``point`` is one of several that ``vmap`` has put together: what depends on it is then batched too,
-    and nothing else is. At one point alone a value that has no gradient, as ``slope > 0``, would look like data.
+    Only at a point that is one of several that ``vmap`` has put together (:func:`is_batched`): what depends on it is
+    then batched too, and nothing else is. At one point alone a value that has no gradient, as ``slope > 0``, would look
+    like data.
     """
 
-    def __init__(self, point: Tensor) -> None:
-        super().__init__()
-        self.active = is_batched(point)
+    functions = frozenset({*_READS, *_SIZED, Tensor.__getitem__, Tensor.__setitem__})
 
     def answer(self, call: Call) -> Any:
-        if not self.active:
-            return call.result()
         read = _READS.get(call.function) or _SIZED.get(call.function)
         if read is not None and not any(map(_depends, (*call.args, *call.options.values()))):
             return of_constant(read, *call.args, **call.options)
@@ -130,6 +127,8 @@ class Habits:
 class Noting(CallHandler):
     """Notes the habits of a program that runs inside."""
 
+    functions = frozenset({*_WRITES, *_READS, *_SIZED, Tensor.__getitem__, Tensor.__setitem__})
+
     def __init__(self) -> None:
         super().__init__()
         self.habits = Habits()
@@ -147,10 +146,10 @@ class Noting(CallHandler):
 class OwnTensors(CallHandler):
     """Tensors that are made inside belong to the point: each has its own to write into.
 
-    Attributes: ``makes``, the functions whose results these are.
+    Attributes: ``functions``, those whose results these are.
     """
 
-    makes: Collection[Any] = _MAKES
+    functions: Collection[Any] = _MAKES
 
     def __init__(self, point: Tensor) -> None:
         super().__init__()
@@ -158,7 +157,7 @@ class OwnTensors(CallHandler):
 
     def answer(self, call: Call) -> Any:
         out = call.result()
-        if call.function not in self.makes or "out" in call.options:
+        if "out" in call.options:
             return out
         # a truth value for each point, whichever it is: so ``where`` gives each point a tensor of its own
         truth_of_point = (self.point == self.point).any().to(out.device)

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -38,15 +38,15 @@ from pyrobnn.model.handlers import (
     Supply,
     Value,
     all_rows,
-    at_many_points,
     followed_modules,
     in_float64,
+    many_points,
     own_store,
     refuse_unfollowed,
     some_rows,
     wide,
 )
-from pyrobnn.model.log_terms import datum_terms, log_prob_sum, without_validation
+from pyrobnn.model.log_terms import datum_terms, log_prob_sum, log_prob_total, without_validation
 from pyrobnn.model.nodes import (
     Derived,
     Node,
@@ -61,6 +61,7 @@ from pyrobnn.model.nodes import (
 )
 from pyrobnn.model.padding import Padding
 from pyrobnn.model.positive_definite import FromCholesky
+from pyrobnn.model.torch_calls import CallHandler, Handlers
 
 Program = Callable[..., Any]
 #: draws from the prior that may be impossible one after the other
@@ -626,7 +627,7 @@ class Density:
         likelihood = [node for node in nodes if is_observed(node)]
         like = torch.as_tensor(values[self.sites[0].name])
         with self._own_tensors(like):
-            return _total(like, prior), _total(like, likelihood)
+            return log_prob_total(prior, like.device), log_prob_total(likelihood, like.device)
 
     def _is_traced_alone(self, values: Mapping[str, Value]) -> bool:
         """Whether a trace is under way, of the program at one point."""
@@ -653,7 +654,7 @@ class Density:
         nodes = self.trace(self.constrain(z))
         jacobians = (self.log_jacobian(z, self.site(name)).double() for name in names)
         with self._own_tensors(z):
-            return sum(jacobians, _total(z, [nodes[name] for name in names]))
+            return sum(jacobians, log_prob_total([nodes[name] for name in names], z.device))
 
     @_in_its_floats
     def data_terms(self, z: Tensor, *args: Tree) -> dict[str, Tensor]:
@@ -677,7 +678,7 @@ class Density:
         nodes = self.trace(self.constrain(z)).values()
         sampled = [node for node in nodes if node["type"] == "sample" and not is_subsample(node)]
         with self._own_tensors(z):
-            return _total(z, [node for node in sampled if not is_datum(node)])
+            return log_prob_total([node for node in sampled if not is_datum(node)], z.device)
 
     # -- starting points -------------------------------------------------------------------------------------------
 
@@ -812,7 +813,7 @@ class Density:
                 stored=stored,
                 like=next(floating, None),
             )
-            idioms = self._idioms(values, args)
+            handlers = Handlers([*self._idioms(values, args), *many_points()])
             known = values.keys() | self._held.keys()
             modules: contextlib.AbstractContextManager[set[str] | None] = none
             if self.owner is None:
@@ -824,8 +825,7 @@ class Density:
                 self.plates(),
                 modules as followed,
                 device,
-                idioms,
-                at_many_points(),
+                handlers,
                 none if padding is None else padding.told(),
             ):
                 trace = pyro.poutine.trace(program).get_trace(*(args or self.args))
@@ -848,18 +848,19 @@ class Density:
         """The context in which tensors that are made belong to the point, where the program writes into any."""
         return OwnTensors(point) if self.habits.writes else contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def _idioms(self, values: Mapping[str, Value], args: tuple[Tree, ...]) -> Iterator[None]:
-        """The handlers of what a plain program's Python may do with its own data and tensors."""
+    def _idioms(self, values: Mapping[str, Value], args: tuple[Tree, ...]) -> list[CallHandler]:
+        """The handlers of what a plain program's Python may do with its own data and tensors, the outermost first."""
+        handlers: list[CallHandler] = []
         point = next((value for value in values.values() if isinstance(value, Tensor)), None)
-        with contextlib.ExitStack() as handlers:
-            if point is not None:
-                handlers.enter_context(self._own_tensors(point))
-                # data that are arguments of a compiled function, and subsamples, are no constants
-                whole = self.rows is None and (self._all_rows or not self.plate_sizes)
-                if self.owner is None and not args and whole:
-                    handlers.enter_context(Constants(point))
-            yield
+        if point is None:
+            return handlers
+        if self.habits.writes:
+            handlers.append(OwnTensors(point))
+        # data that are arguments of a compiled function, and subsamples, are no constants
+        whole = self.rows is None and (self._all_rows or not self.plate_sizes)
+        if self.owner is None and not args and whole and is_batched(point):
+            handlers.append(Constants())
+        return handlers
 
     def _check_latent_sites(self, nodes: Mapping[str, Node]) -> None:
         """Refuse a run whose latent sites are not those of the first."""
@@ -1064,18 +1065,6 @@ def _check_observed(node: Node) -> None:
             raise ValueError(
                 f"values of {name!r} lie outside of the support of their distribution, {support}"
             )
-
-
-def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:
-    """The log probability of some sites, a float64 scalar."""
-    return sum(
-        map(log_prob_sum, nodes),
-        torch.zeros(
-            (),
-            dtype=torch.float64,
-            device=z.device,
-        ),
-    )
 
 
 def is_identity(transform: Transform) -> bool:

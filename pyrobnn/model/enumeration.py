@@ -102,10 +102,10 @@ class _Enumerate(EnumMessenger):
 class _Detached(CallHandler):
     """Inside, ``value.data`` is ``value.detach()``."""
 
+    functions = frozenset({_READ_DATA})
+
     def answer(self, call: Call) -> Any:
-        if call.function == _READ_DATA:
-            return call.args[0].detach()
-        return call.result()
+        return call.args[0].detach()
 
 
 class TableLimit(CallHandler):

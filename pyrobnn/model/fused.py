@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pyrobnn.core.private import find
 from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.scan import scan
 from pyrobnn.model.torch_calls import Call, CallHandler
@@ -29,6 +30,10 @@ class WrittenOut(CallHandler):
     predictions and Hessians need. A packed sequence is left to torch.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = _WRITTEN_OUT
+
     def answer(self, call: Call) -> Any:
         function = call.function
         if function in _ATTENTION:
@@ -37,7 +42,7 @@ class WrittenOut(CallHandler):
         # a packed sequence has its weights here
         if function in _CELLS and not call.options and isinstance(call.args[3], bool):
             return _recurrent_net(_CELLS[function], *call.args)
-        if function.__name__ == "_weight_norm" and not call.options:
+        if function in _WEIGHT_NORM and not call.options:
             return _normalized_weight(*call.args)
         # WORKAROUND(torch<=2.13): its reverse derivative is wrong, or an error, where vmap is in vmap
         if function is torch.prelu and not call.options:
@@ -84,7 +89,10 @@ def _simple(activation: Callable[[Tensor], Tensor]) -> Cell:
 
 _CELLS: dict[Any, Cell] = {torch.lstm: _lstm, torch.gru: _gru}
 _CELLS |= {torch.rnn_tanh: _simple(torch.tanh), torch.rnn_relu: _simple(torch.relu)}
+#: torch's own name, which no stub has
+_WEIGHT_NORM = {find("torch._weight_norm")}
 _ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
+_WRITTEN_OUT = frozenset({*_CELLS, *_ATTENTION, *_WEIGHT_NORM})
 
 
 def _normalized_weight(direction: Tensor, length: Tensor, dim: int) -> Tensor:

@@ -153,4 +153,4 @@ class _OwnEmpty(OwnTensors):
     Distributions fill such tensors in place with random numbers, which ``vmap`` refuses where all points share them.
     """
 
-    makes = frozenset({torch.empty, torch.empty_like, Tensor.new, Tensor.new_empty})
+    functions = frozenset({torch.empty, torch.empty_like, Tensor.new, Tensor.new_empty})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import pyro
@@ -28,7 +29,7 @@ from pyrobnn.model.distribution_kinds import is_improper
 from pyrobnn.model.filled import Filled
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.nodes import Message
-from pyrobnn.model.torch_calls import Call, CallHandler
+from pyrobnn.model.torch_calls import Call, CallHandler, Handlers
 
 T = TypeVar("T")
 #: a value of a site, or what makes it of the site's distribution
@@ -340,8 +341,13 @@ def followed_modules(known: Collection[str]) -> Iterator[set[str]]:
 @contextlib.contextmanager
 def at_many_points() -> Iterator[None]:
     """The handler under which a program that is written for one point is run, or traced, for many."""
-    with _CholeskyFactors(), _BinomialNumbers(), WrittenOut():
+    with Handlers(many_points()):
         yield
+
+
+def many_points() -> list[CallHandler]:
+    """The handlers that :func:`at_many_points` puts together, the outermost first."""
+    return [_CholeskyFactors(), _BinomialNumbers(), WrittenOut()]
 
 
 class _CholeskyFactors(CallHandler):
@@ -351,8 +357,10 @@ class _CholeskyFactors(CallHandler):
     the many that are evaluated together: a sampler has to see that the density of this one is not finite.
     """
 
+    functions = _CHOLESKY
+
     def answer(self, call: Call) -> Any:
-        if call.function not in _CHOLESKY or "out" in call.options:
+        if "out" in call.options:
             return call.result()
         factor, info = torch.linalg.cholesky_ex(*call.args, **call.options)
         return torch.where((info == 0)[..., None, None], factor, torch.nan)
@@ -361,13 +369,20 @@ class _CholeskyFactors(CallHandler):
 class _BinomialNumbers(CallHandler):
     """Binomial numbers of many points whose count is one: torch makes its output as large as the count, and warns."""
 
+    functions = frozenset({torch.binomial})
+
     def answer(self, call: Call) -> Any:
         # WORKAROUND(torch<=2.13): vmap of torch.binomial with one count for all points
-        if call.function is not torch.binomial or len(call.args) < 2:
+        if len(call.args) < 2:
             return call.result()
         count, probability, *others = call.args
         counts = count + torch.zeros_like(probability)
-        return torch.binomial(counts, probability, *others, **call.options)
+        return torch.binomial(
+            counts,
+            probability,
+            *others,
+            **call.options,
+        )
 
 
 class _Widen(CallHandler):
@@ -400,8 +415,19 @@ def _float64_by_default() -> Iterator[None]:
 _WIDE_DEFAULT = Shared(_float64_by_default)
 
 
+#: whether this thread is inside of :func:`in_float64`
+_IS_WIDE = ContextVar("_IS_WIDE", default=False)
+
+
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """Tensors that are made, and operations on those there are, have float64 inside."""
-    with _WIDE_DEFAULT, _Widen():
+    """Tensors that are made, and operations on those there are, have float64 inside; entered again it does nothing."""
+    if _IS_WIDE.get():
         yield
+        return
+    token = _IS_WIDE.set(True)
+    try:
+        with _WIDE_DEFAULT, _Widen():
+            yield
+    finally:
+        _IS_WIDE.reset(token)

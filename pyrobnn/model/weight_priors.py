@@ -427,14 +427,14 @@ def _dtype_and_device(value: Tensor, like: Tensor) -> tuple[torch.dtype, torch.d
 class _Copies(CallHandler):
     """Tensors that ``copy.deepcopy`` meets inside the block come out in the dtype and on the device of ``like``."""
 
+    functions = frozenset({Tensor.__deepcopy__})
+
     def __init__(self, like: Tensor):
         super().__init__()
         self.like = like
         self.changed = False
 
     def answer(self, call: Call) -> Any:
-        if call.function is not Tensor.__deepcopy__:
-            return call.result()
         value = call.args[0]
         moved = value.to(self.like) if value.is_floating_point() else value.to(self.like.device)
         # a graph of the user's would make densities differ from those of plain numbers, and forbid later copies

@@ -17,7 +17,10 @@ from pyro.nn import PyroModule
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
+from pyrobnn.inference.fitting import checkpoints
 from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.optim.minimize import minimize
+from pyrobnn.inference.optim.training import Training
 from pyrobnn.inference.vi.guide_fit import GuideFit
 from pyrobnn.inference.vi.start import own_start
 from pyrobnn.model.density import Density
@@ -541,3 +544,81 @@ def test_other_methods_want_all_rows():
     for method in (pb.MAP(), pb.SGLD(), pb.NUTS(), pb.DeepEnsemble()):
         with pytest.raises(pb.Refused, match="'level' has a value for every row"):
             method.fit(drawing, None, Y)
+
+
+# -- Adam by the visits of a row ---------------------------------------------------------------------------------------
+
+
+def test_a_row_moves_at_its_visits_alone():
+    """Dense Adam goes on moving a row after its visit."""
+    batches = itertools.cycle([(torch.tensor([0]),), (torch.tensor([1]),), (torch.tensor([2]),)])
+    of_rows = torch.tensor([True, True, True, False])
+
+    def loss(theta, row):
+        return (theta[row] - 1.0).square().sum() + (theta[3] - 1.0).square()
+
+    def end(num_steps):
+        start = torch.zeros(4)
+        training = Training(num_steps, lr=0.01, compile=False)
+        return minimize(
+            loss,
+            start,
+            batches,
+            training,
+            of_rows=of_rows,
+        ).params
+
+    first = end(1)
+    assert first[0] > 0.0 and first[3] > 0.0 and (first[1:3] == 0.0).all()
+    batches = itertools.cycle([(torch.tensor([0]),), (torch.tensor([1]),)])
+    # the schedule is of the steps altogether: a move of 0.01 sqrt(2) at the first visit
+    second = end(2)
+    assert torch.allclose(
+        second[:3],
+        torch.tensor([0.0141421, 0.0141421, 0.0]),
+        atol=1e-6,
+    )
+
+
+def test_what_rows_share_is_right_where_a_row_is_seen_at_every_twentieth_step():
+    """Adam of all parameters at every step ended at a whole sd of the mean, and more."""
+    num = 1000
+    y = 1.0 + 1.4142 * torch.randn(num, generator=torch.Generator().manual_seed(0))
+    exact = float(y.sum() / 2 / (num / 2 + 0.01))
+    posterior = pb.SVI(num_steps=4000, batch_size=50).fit(
+        given,
+        torch.zeros(num),
+        y,
+        num_draws=2000,
+        seed=0,
+    )
+    mean = float(posterior.draws["mean"].mean())
+    # of mean-field, whose sd is that of the mean given the levels
+    assert abs(mean - exact) < 0.5 / math.sqrt(num)
+    levels_off = posterior.draws["level"][0].mean(0) - (exact + y) / 2
+    assert float(levels_off.square().mean().sqrt()) < 0.1 * math.sqrt(0.5)
+
+
+def test_the_visits_of_rows_are_in_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
+    y = levels()
+
+    def fit(**options):
+        return pb.SVI(num_steps=60, batch_size=B, compile=False).fit(
+            given,
+            torch.zeros(N),
+            y,
+            num_draws=50,
+            seed=0,
+            **options,
+        )
+
+    def kill(step, metrics):
+        if step >= 30:
+            raise ZeroDivisionError
+
+    whole = fit()
+    with pytest.raises(ZeroDivisionError):
+        fit(checkpoint=tmp_path / "fit", callbacks=[kill])
+    resumed = fit(checkpoint=tmp_path / "fit")
+    assert torch.equal(whole.draws["level"], resumed.draws["level"])

@@ -37,6 +37,8 @@ Objective = Callable[..., Any]
 BETA1 = 0.9
 BETA2 = 0.999
 EPS = 1e-8
+#: of a parameter of a row at its first visits: a standard deviation grows by two thirds
+_LARGEST_MOVE = 0.5
 #: columns of a step's table: weight in the running mean, and factor of the learning rate
 _WEIGHT = 2
 _FACTOR = 3
@@ -73,7 +75,12 @@ class Result:
         """Whether Ctrl-C ended it."""
         return self.stopped == "interrupt"
 
-    def unfinished(self, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
+    def unfinished(
+        self,
+        losses: Tensor,
+        scale: float,
+        num_params: int,
+    ) -> dict[str, float]:
         """What ``meta`` keeps of how far its end is from a mode; nothing of a run that a callback ended, as asked.
 
         Args:
@@ -90,7 +97,12 @@ class Result:
             return []
         return [interruption(method, self.num_steps, self.asked, "steps", self.checkpoint)]
 
-    def account(self, method: Recorded, num_rows: int, num_params: int) -> dict[str, Any]:
+    def account(
+        self,
+        method: Recorded,
+        num_rows: int,
+        num_params: int,
+    ) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
         left = self.unfinished(self.losses, num_rows, num_params)
         meta = {
@@ -125,6 +137,7 @@ def minimize(
     explain: Callable[[Tensor], str] | None = None,
     num_paths: int = 1,
     rates: Tensor | None = None,
+    of_rows: Tensor | None = None,
 ) -> Result:
     r"""Minimise ``objective(theta, *batch)`` over a flat vector, or over several at once.
 
@@ -152,6 +165,7 @@ def minimize(
         num_paths: of so many members in a row only the best counts: the loss that callbacks are told is the mean of
             the smallest of each, and the others may diverge.
         rates: factors (members,) of the learning rate of each member; of Adam alone.
+        of_rows: which parameters (P,) belong to a row of the data: a step of Adam moves those of its batch alone.
 
     Raises:
         FloatingPointError: a loss that is not finite; names the step, the loss and the remedy.
@@ -167,15 +181,17 @@ def minimize(
     num_steps = training.num_steps
     kind: type[_Step] = _AdamStep if training.optimizer.kind == "adam" else _TorchStep
     shares = batches.shares if isinstance(batches, Batches) else None
-    stepper = kind(
-        _Task(
-            _Gradient(objective, training.optimizer.clip_norm, slopes, shares),
-            start,
-            training,
-            len(tracked),
-            name,
-        )
+    task = _Task(
+        _Gradient(objective, training.optimizer.clip_norm, slopes, shares),
+        start,
+        training,
+        len(tracked),
+        name,
     )
+    if of_rows is not None and kind is _AdamStep:
+        stepper: _Step = _RowAdamStep(task, of_rows)
+    else:
+        stepper = kind(task)
     if rates is not None:
         stepper.vary(rates)
     record = _Record(stepper, tracked, num_paths)
@@ -368,7 +384,10 @@ def _check_finite(
 
 
 class _StepState(TypedDict):
-    """What a checkpoint has of the updates: the moments are Adam's, the optimizer's state that of any other."""
+    """What a checkpoint has of the updates: the moments are Adam's, the optimizer's state that of any other.
+
+    ``visits``: of parameters of rows.
+    """
 
     step: int
     theta: Tensor
@@ -378,6 +397,7 @@ class _StepState(TypedDict):
     average_from: int
     weights: Tensor
     moments: NotRequired[list[Tensor]]
+    visits: NotRequired[Tensor]
     optimizer: NotRequired[dict[str, Any]]
 
 
@@ -554,7 +574,13 @@ class _AdamStep(_Step):
         super().__init__(task)
         zeros = torch.zeros_like(self.theta)
         self.moments = zeros, zeros.clone()
-        self.vectors = self.theta, *self.moments, self.mean, self.step, self.grad_norm
+        self.vectors: tuple[Tensor, ...] = (
+            self.theta,
+            *self.moments,
+            self.mean,
+            self.step,
+            self.grad_norm,
+        )
         # of the rate, one for each member; empty where all have the same
         self.member_rates: tuple[Tensor, ...] = ()
         pairs = zip(
@@ -618,19 +644,78 @@ class _AdamStep(_Step):
         member_rates: tuple[Tensor, ...],
     ) -> None:
         """Write Adam's step by this gradient into the state."""
-        theta, first_moment, second_moment, mean, step, grad_norm, record, table = state
+        theta, _, _, mean, step, grad_norm, *_, record, table = state
         row = step % self.block
         # by an index tensor: no .item()
-        rate, unbias, weight, _ = table[row[None]][0].to(theta.dtype).unbind()
-        first_moment.copy_(BETA1 * first_moment + (1 - BETA1) * slope)
-        second_moment.copy_(BETA2 * second_moment + (1 - BETA2) * slope * slope)
-        # both bias corrections are tabulated: rate = lr / (1 - b1^t), unbias = 1 / (1 - b2^t)
-        move = rate * first_moment / ((second_moment * unbias).sqrt() + EPS)
-        theta.sub_(member_rates[0] * move if member_rates else move)
-        mean.copy_(mean + weight * (theta - mean))
+        rates = table[row[None]][0].to(theta.dtype)
+        way = self._way(state, slope, rates)
+        theta.sub_(member_rates[0] * way if member_rates else way)
+        mean.copy_(mean + rates[_WEIGHT] * (theta - mean))
         record.index_put_((row,), rows)
         grad_norm.copy_(norm)
         step.add_(1)
+
+    def _way(
+        self,
+        state: tuple[Tensor, ...],
+        slope: Tensor,
+        rates: Tensor,
+    ) -> Tensor:
+        """What the parameters are less by after this gradient; the moments are written into the state."""
+        _, first_moment, second_moment, *_ = state
+        rate, unbias, _, _ = rates.unbind()
+        first_moment.copy_(BETA1 * first_moment + (1 - BETA1) * slope)
+        second_moment.copy_(BETA2 * second_moment + (1 - BETA2) * slope * slope)
+        # both bias corrections are tabulated: rate = lr / (1 - b1^t), unbias = 1 / (1 - b2^t)
+        return rate * first_moment / ((second_moment * unbias).sqrt() + EPS)
+
+
+class _RowAdamStep(_AdamStep):
+    r"""Adam, where the parameters of a row of the data count the steps whose batch has that row: its visits.
+
+    .. math:: \phi_n = \phi_{n-1} - \min\Big( \eta \sqrt{T / n}, \tfrac12 \Big) \frac{g_n}{\sqrt{v_n}}, \quad
+        v_n = \frac{1 - \beta_2}{1 - \beta_2^n} \sum_{k \le n} \beta_2^{n-k} g_k^2
+
+    at its visit n, T steps altogether: as far at its last visit as Adam moves it. Adam itself, to which most steps
+    bring a gradient of zero, goes on moving a row after its visit and forgets the size of its gradients until the next.
+    They have no momentum, whose steps would be whole epochs apart.
+
+    Attributes: ``visits`` (P,), those of each parameter of a row; zero of the others.
+    """
+
+    def __init__(self, task: _Task, of_rows: Tensor) -> None:
+        super().__init__(task)
+        self.visits = torch.zeros_like(self.theta)
+        self.vectors = (*self.vectors, self.visits, of_rows)
+
+    def state(self) -> _StepState:
+        return {**super().state(), "visits": self.visits}
+
+    def restore(self, state: _StepState) -> None:
+        super().restore(state)
+        # an older checkpoint has none
+        if "visits" in state:
+            self.visits.copy_(state["visits"])
+
+    def _way(
+        self,
+        state: tuple[Tensor, ...],
+        slope: Tensor,
+        rates: Tensor,
+    ) -> Tensor:
+        second_moment = state[2]
+        visits, of_rows = state[6:8]
+        moment_before = second_moment.clone()
+        way = super()._way(state, slope, rates)
+        # what is not in the batch has a gradient of zero: it stays, and so does its moment
+        visited = slope != 0
+        visits.add_((of_rows & visited).to(visits.dtype))
+        second_moment.copy_(torch.where(of_rows & ~visited, moment_before, second_moment))
+        count = visits.clamp_min(1.0)
+        size = (second_moment / -torch.expm1(count * math.log(BETA2))).sqrt() + EPS
+        rate = self.training.lr * (self.training.num_steps / count).sqrt()
+        of_row = rate.clamp_max(_LARGEST_MOVE) * rates[_FACTOR] * slope / size
+        return torch.where(of_rows, of_row, way)
 
 
 class _TorchStep(_Step):

@@ -73,6 +73,9 @@ class Family(Protocol):
             Refused: a guide that has no law of some rows alone.
         """
 
+    def of_rows(self, whole: Density, rows: Rows) -> Tensor | None:
+        """Which parameters (size,) belong to a row of a plate: a batch without it leaves them out. None: none does."""
+
 
 def without_rows(family: Family, some: Density) -> Family:
     """A guide whose coordinates depend on each other, of a density where no latent site has a value for each row.
@@ -111,6 +114,9 @@ class _Normal:
 
     def at_rows(self, whole: Density, some: Density) -> Family:
         return without_rows(cast(Family, self), some)
+
+    def of_rows(self, whole: Density, rows: Rows) -> Tensor | None:
+        return None
 
     def parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means and standard deviations, both (dim,), and the further parameters."""
@@ -173,6 +179,18 @@ class MeanField(_Normal):
     def at_rows(self, whole: Density, some: Density) -> MeanFieldAtRows:
         return MeanFieldAtRows(self, whole, some)
 
+    def of_rows(self, whole: Density, rows: Rows) -> Tensor | None:
+        is_of_row = torch.zeros(
+            self.dim,
+            dtype=torch.bool,
+            device=self.loc.device,
+        )
+        for site in whole.sites:
+            if site.kind == "latent" and rows.axes.get(site.name):
+                is_of_row[site.start : site.stop] = True
+        # means, then standard deviations
+        return is_of_row.repeat(2) if bool(is_of_row.any()) else None
+
 
 class MeanFieldAtRows:
     """The normals of the sites of some rows, among those of all: a function of the parameters of all.
@@ -232,6 +250,9 @@ class MeanFieldAtRows:
 
     def at_rows(self, whole: Density, some: Density) -> MeanFieldAtRows:
         return MeanFieldAtRows(self.mean_field, whole, some)
+
+    def of_rows(self, whole: Density, rows: Rows) -> Tensor | None:
+        return self.mean_field.of_rows(whole, rows)
 
 
 def _places(whole: Site, some: Site, rows: Rows) -> Tensor:
@@ -503,6 +524,9 @@ class CouplingFlow:
 
     def at_rows(self, whole: Density, some: Density) -> Family:
         return without_rows(self, some)
+
+    def of_rows(self, whole: Density, rows: Rows) -> Tensor | None:
+        return None
 
 
 def _push(state: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:

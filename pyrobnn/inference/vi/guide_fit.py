@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
@@ -92,6 +93,13 @@ class _Objective(NamedTuple):
     elbo: Elbo
     start: Tensor
     rows: RowBatches | None
+
+
+def _of_rows(family: Family, rows: RowBatches | None) -> Tensor | None:
+    """Which parameters (size,) of a guide belong to a row that not every batch has; None where none does."""
+    if rows is None or rows.some.rows is None:
+        return None
+    return family.of_rows(rows.whole, rows.some.rows)
 
 
 def _check_rows(rows: RowBatches, elbo: Elbo) -> None:
@@ -318,6 +326,10 @@ class GuideFit:
         self.owner = owner or config
         self.began = start
         self.elbo, self.start, self.rows = build_elbo(config, self.share, start.point, seed)
+        # which parameters, of the guide's and the free points, belong to a row
+        self.of_rows = _of_rows(self.elbo.family, self.rows)
+        if self.of_rows is not None:
+            self.of_rows = pad(self.of_rows, (0, len(self.start) - len(self.of_rows)))
         self.free_noise = FreeNoise.of(self.share)
         # at which the noise is held in the first ``num_held`` steps
         self.level: Tensor | None = None
@@ -388,6 +400,7 @@ class GuideFit:
             progress=progress,
             name=name,
             explain=self._explain,
+            of_rows=self.of_rows,
         )
 
     def _explain(self, theta: Tensor) -> str:

@@ -150,6 +150,16 @@ class GuideFamily:
         family.latent = [site for site in some.sites if site.kind == "latent"]
         return family
 
+    def of_rows(self, whole: Density, rows: Rows) -> Tensor | None:
+        sizes = set(rows.sizes.values())
+        # what has a value for each row has those of a batch alone, see `check_at_rows`
+        parts = [
+            torch.full((value.numel(),), not sizes.isdisjoint(value.shape))
+            for value in self.params.values()
+        ]
+        is_of_row = torch.cat(parts).to(self.density.device)
+        return is_of_row if bool(is_of_row.any()) else None
+
     def check_at_rows(self, some: Density) -> None:
         """Refuse a guide that cannot be run at some rows, or has its parameters of others there.
 
