@@ -210,16 +210,15 @@ def distributions_born(hook: Callable[[Distribution], None]) -> Iterator[None]:
                 _make_distributions_by(_original_init, _original_clamp)
 
 
-@functools.cache
-def _functorch(find: Callable[[str], Any], names: tuple[str, ...]) -> tuple[Any, ...]:
-    """What ``find`` says of names of functorch."""
-    return private.looked_up(find, *[f"torch._C._functorch.{name}" for name in names])
+_IS_WRAPPED = "torch._C._functorch.is_functorch_wrapped_tensor"
+_UNWRAPPED = "torch._C._functorch.get_unwrapped"
+_AXIS = "torch._C._functorch.maybe_get_bdim"
 
 
 def depends(value: Tensor) -> bool:
     """Whether a tensor has a gradient, or a value of its own at each of the points that ``vmap`` has put together."""
-    names = ("is_functorch_wrapped_tensor", "maybe_get_bdim", "get_unwrapped")
-    is_wrapped, axis, unwrapped = _functorch(private.find, names)
+    names = (_IS_WRAPPED, _AXIS, _UNWRAPPED)
+    is_wrapped, axis, unwrapped = private.looked_up(private.find, *names)
     if None in (is_wrapped, axis, unwrapped):
         return True
     while is_wrapped(value):
@@ -231,8 +230,8 @@ def depends(value: Tensor) -> bool:
 
 def is_batched(value: Tensor) -> bool:
     """Whether ``vmap`` has put together several values in a tensor; False where torch lacks a name that tells."""
-    names = ("is_functorch_wrapped_tensor", "maybe_get_bdim", "get_unwrapped")
-    is_wrapped, axis, unwrapped = _functorch(private.find, names)
+    names = (_IS_WRAPPED, _AXIS, _UNWRAPPED)
+    is_wrapped, axis, unwrapped = private.looked_up(private.find, *names)
     if None in (is_wrapped, axis, unwrapped):
         return False
     while is_wrapped(value):
@@ -244,8 +243,7 @@ def is_batched(value: Tensor) -> bool:
 
 def of_constant(read: Callable[..., _Read], *args: Any, **options: Any) -> _Read:
     """What a function reads of tensors that are the same at all points, outside of every transform and trace."""
-    names = ("is_functorch_wrapped_tensor", "get_unwrapped")
-    is_wrapped, unwrapped = _functorch(private.find, names)
+    is_wrapped, unwrapped = private.looked_up(private.find, _IS_WRAPPED, _UNWRAPPED)
     (untransformed,) = private.looked_up(private.find, "torch._C._DisableFuncTorch")
     untraced = private_trace.untraced()
     if untraced is None or None in (is_wrapped, unwrapped, untransformed):
@@ -260,6 +258,11 @@ def of_constant(read: Callable[..., _Read], *args: Any, **options: Any) -> _Read
     options = {name: innermost(argument) for name, argument in options.items()}
     with untransformed(), untraced, torch._C.DisableTorchFunction():
         return read(*args, **options)
+
+
+def weight_norm() -> Callable[..., Tensor] | None:
+    """The function of a weight by its direction and length, which no stub of torch has."""
+    return private.find("torch._weight_norm")
 
 
 def factor_of(fn: Distribution) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pyrobnn.core.private import find
+from pyrobnn.core.private_torch import weight_norm
 from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.scan import scan
 from pyrobnn.model.torch_calls import Call, CallHandler
@@ -89,10 +89,9 @@ def _simple(activation: Callable[[Tensor], Tensor]) -> Cell:
 
 _CELLS: dict[Any, Cell] = {torch.lstm: _lstm, torch.gru: _gru}
 _CELLS |= {torch.rnn_tanh: _simple(torch.tanh), torch.rnn_relu: _simple(torch.relu)}
-#: torch's own name, which no stub has
-_WEIGHT_NORM = {find("torch._weight_norm")}
+_WEIGHT_NORM = {weight_norm()}
 _ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
-_WRITTEN_OUT = frozenset({*_CELLS, *_ATTENTION, *_WEIGHT_NORM})
+_WRITTEN_OUT = frozenset({*_CELLS, *_ATTENTION, *_WEIGHT_NORM, torch.prelu})
 
 
 def _normalized_weight(direction: Tensor, length: Tensor, dim: int) -> Tensor:

@@ -47,7 +47,7 @@ class CallHandler(TorchFunctionMode):
         raise NotImplementedError
 
 
-class Handlers(TorchFunctionMode):
+class Handlers(CallHandler):
     """Several handlers as one, the outermost first: a call that none of them answers for passes by them in one step.
 
     Args:
@@ -59,16 +59,8 @@ class Handlers(TorchFunctionMode):
         self.handlers = handlers
         self.functions = frozenset[Any]().union(*(handler.functions or () for handler in handlers))
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Collection[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func not in self.functions:
-            return func(*args, **(kwargs or {}))
+    def answer(self, call: Call) -> Any:
         with contextlib.ExitStack() as nested:
             for handler in self.handlers:
                 nested.enter_context(handler)
-            return func(*args, **(kwargs or {}))
+            return call.result()

@@ -27,6 +27,7 @@ from pyrobnn.inference.fitting.loaders import read as read
 from pyrobnn.inference.fitting.loaders import survey as survey
 from pyrobnn.inference.fitting.shares import Ranks, SharedLoader, Shares
 from pyrobnn.model import CheckedData, checked_data
+from pyrobnn.model.density import Program
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -385,8 +386,8 @@ def density_of_share(density: Density, ranks: Ranks) -> Density:
     mine = tuple(argument[ranks.rank :: ranks.count] for argument in density.args)
     counted = ranks.count * len(mine[0])
 
-    def counting(program: Callable[..., object]) -> Callable[..., object]:
-        return partial(cast("partial[object]", program).func, num_data=counted)
+    def counting(program: Program) -> Program:
+        return partial(cast("partial[None]", program).func, num_data=counted)
 
     share = density.with_programs(counting)
     share.args = mine

@@ -313,10 +313,15 @@ def _net_problem(model: BNN, x: Data, y: Data, terms: _Terms) -> Problem:
         epoch,
         output_shape=output_shape,
     )
-    loader_notes = () if epoch is None else epoch.notes
-    for note in (*loader_notes, *rows_together(model, inputs), *wrong_gradient(model, inputs)):
+    for note in _remarks(epoch, model, inputs):
         problem.note(note)
     return problem
+
+
+def _remarks(epoch: batches.Epoch | None, model: BNN, inputs: Tensor) -> list[Finding]:
+    """What is to be said of a loader's rows, and of a net and its gradient."""
+    loader_notes = () if epoch is None else epoch.notes
+    return [*loader_notes, *rows_together(model, inputs), *wrong_gradient(model, inputs)]
 
 
 def _program_problem(

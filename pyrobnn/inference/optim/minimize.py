@@ -179,7 +179,6 @@ def minimize(
         [3.0, 3.0]
     """
     num_steps = training.num_steps
-    kind: type[_Step] = _AdamStep if training.optimizer.kind == "adam" else _TorchStep
     shares = batches.shares if isinstance(batches, Batches) else None
     task = _Task(
         _Gradient(objective, training.optimizer.clip_norm, slopes, shares),
@@ -188,10 +187,7 @@ def minimize(
         len(tracked),
         name,
     )
-    if of_rows is not None and kind is _AdamStep:
-        stepper: _Step = _RowAdamStep(task, of_rows)
-    else:
-        stepper = kind(task)
+    stepper = _stepper(task, of_rows)
     if rates is not None:
         stepper.vary(rates)
     record = _Record(stepper, tracked, num_paths)
@@ -344,6 +340,13 @@ class _Gradient:
         if self.clip_norm is not None:
             slope = slope * (self.clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
         return slope, rows, norm.squeeze(-1)
+
+
+def _stepper(task: _Task, of_rows: Tensor | None) -> _Step:
+    """What takes the steps of a task, of which parameters ``of_rows`` (P,) move at the visits of their rows."""
+    if task.training.optimizer.kind != "adam":
+        return _TorchStep(task)
+    return _AdamStep(task) if of_rows is None else _RowAdamStep(task, of_rows)
 
 
 def _reason(explain: Callable[[Tensor], str] | None, stepper: _Step) -> str:
