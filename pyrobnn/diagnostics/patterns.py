@@ -33,6 +33,11 @@ _NUM_REGIONS = 4
 ORDER = "the order of the rows"
 
 
+#: of the distance between means that have seen their data and those that have not, the spread of the latter from which
+#: on it is the model's and not the data's
+_LEAST_SPREAD = 0.2
+
+
 class Errors(NamedTuple):
     """PIT values (row, output) of a set of rows, and what they may depend on: name → (row,).
 
@@ -297,21 +302,20 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
     left_out = left_out_pit(evidence)
     if outcomes is not None:
         draws, y = outcomes
+        own = own_latents(evidence, len(y))
         if left_out is None:
             # the datum is its own judge: a little too lenient, in all regions alike
             points = spread(len(y), MAX_DATA)
             u = pit_of(draws[:, points], y[points])
-            mean = draws[:, points, 0].mean(axis=0)
-            own = own_latents(evidence, len(y))
         else:
             points, u = left_out
-            mean = left_out_mean(evidence)
-            own = None
         x = _inputs_of(evidence, len(y))
-        # a mean that has seen its datum lies on the same side of the others as that datum does
-        moments = {} if mean is None or own is not None else {"the predicted mean": mean}
+        mean: np.ndarray | None = draws[:, points, 0].mean(axis=0)
+        if own is not None:
+            mean = None if left_out is None else _own_mean(mean, left_out_mean(evidence))
+        moments = {} if mean is None else {"the predicted mean": mean}
         errors = _errors(evidence, u, y[points], None if x is None else x[points], moments)
-        sets.append(errors._replace(own=own))
+        sets.append(errors._replace(own=own if left_out is None else None))
     step = evidence.one_step
     if step is not None:
         u, mean = step
@@ -323,6 +327,17 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
         x = evidence.values(HELD_OUT, "x")
         sets.append(_errors(evidence, new, outcome, x, _held_out_moments(evidence, len(new))))
     return sets
+
+
+def _own_mean(mean: np.ndarray, left_out: np.ndarray | None) -> np.ndarray | None:
+    """The predictive means (datum,) that have not seen their data, of data with latent values of their own.
+
+    A mean that has seen its datum lies on the same side of the others as that datum does; one that has not lies a little
+    on the other side, which shows where the means are otherwise nearly the same: None there.
+    """
+    if left_out is None or left_out.std() < _LEAST_SPREAD * (mean - left_out).std():
+        return None
+    return left_out
 
 
 def _inputs_of(evidence: Evidence, num_rows: int) -> np.ndarray | None:
