@@ -197,11 +197,13 @@ class Trained(Method):
             return None
         if problem.density.stochastic is not None:  # without the noise its mode is another
             return None
+        # the units of a valley are taken row by row, which batch-norm layers that use the batch do not have
+        in_valleys = not (self._compares_evidence(problem) or training_norms(problem.bnn))
         return Refinement(
             problem.density,
             self._refining_steps,
             self._polishing_steps,
-            in_valleys=self._polishing_steps > 0 and not self._compares_evidence(problem),
+            in_valleys=in_valleys and self._polishing_steps > 0,
         )
 
     def _plain_search(
