@@ -332,8 +332,8 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
 def _own_mean(mean: np.ndarray, left_out: np.ndarray | None) -> np.ndarray | None:
     """The predictive means (datum,) that have not seen their data, of data with latent values of their own.
 
-    A mean that has seen its datum lies on the same side of the others as that datum does; one that has not lies a little
-    on the other side, which shows where the means are otherwise nearly the same: None there.
+    A mean that has seen its datum lies on the same side of the others as that datum does. One that has not lies
+    a little on the other side, which shows where the means are otherwise nearly the same: None there.
     """
     if left_out is None or left_out.std() < _LEAST_SPREAD * (mean - left_out).std():
         return None
