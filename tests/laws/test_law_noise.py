@@ -61,7 +61,7 @@ def model(likelihood=None):
 )
 def test_the_function_is_not_taken_for_noise(likelihood, at_once, monkeypatch):
     if not at_once:
-        monkeypatch.setattr(paths, "MAX_TOGETHER", 0)
+        monkeypatch.setattr(paths, "_MAX_TOGETHER", 0)
     search = SEARCH if at_once else replace(SEARCH, num_steps=2000)
     posterior = search.fit(model(likelihood), *waves())
     assert 0.05 < float(posterior.draws["likelihood.scale"]) < 0.2

@@ -153,7 +153,7 @@ def _prior_precisions(problem: Problem, thetas: Tensor) -> Tensor:
 def weight_spreads(density: Density) -> Tensor:
     """The spread of each weight under its prior, in standard deviations, by quartiles; zero of the noise (dim,)."""
     draws = density.sample_prior(NUM_PRIOR_DRAWS, seed=0).double()
-    lower, upper = draws.quantile(draws.new_tensor([0.25, 0.75]), 0)
+    lower, upper = draws.quantile(torch.tensor([0.25, 0.75]).to(draws), 0)
     spreads = (upper - lower) / NORMAL_QUARTILES
     return torch.where(_of_weights(density), spreads, 0.0)
 
