@@ -310,10 +310,10 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
         else:
             points, u = left_out
         x = _inputs_of(evidence, len(y))
-        mean: np.ndarray | None = draws[:, points, 0].mean(axis=0)
+        moments = {"the predicted mean": draws[:, points, 0].mean(axis=0)}
         if own is not None:
-            mean = None if left_out is None else _own_mean(mean, left_out_mean(evidence))
-        moments = {} if mean is None else {"the predicted mean": mean}
+            unseen = None if left_out is None else left_out_mean(evidence)
+            moments = _own_moments(moments, unseen)
         errors = _errors(evidence, u, y[points], None if x is None else x[points], moments)
         sets.append(errors._replace(own=own if left_out is None else None))
     step = evidence.one_step
@@ -329,15 +329,21 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
     return sets
 
 
-def _own_mean(mean: np.ndarray, left_out: np.ndarray | None) -> np.ndarray | None:
-    """The predictive means (datum,) that have not seen their data, of data with latent values of their own.
+def _own_moments(
+    moments: Mapping[str, np.ndarray], unseen: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """Predicted means (datum,) that have not seen their data in the place of those that have, or none.
 
-    A mean that has seen its datum lies on the same side of the others as that datum does. One that has not lies
-    a little on the other side, which shows where the means are otherwise nearly the same: None there.
+    Of data with latent values of their own a mean that has seen its datum lies on the same side of the others as that
+    datum does. One that has not lies a little on the other side, which shows where the means are nearly the same
+    otherwise.
     """
-    if left_out is None or left_out.std() < _LEAST_SPREAD * (mean - left_out).std():
-        return None
-    return left_out
+    if unseen is None:
+        return {}
+    ((name, mean),) = moments.items()
+    if unseen.std() < _LEAST_SPREAD * (mean - unseen).std():
+        return {}
+    return {name: unseen}
 
 
 def _inputs_of(evidence: Evidence, num_rows: int) -> np.ndarray | None:
