@@ -264,15 +264,18 @@ def test_a_log_likelihood_of_other_rows_fails():
 
 
 @pytest.mark.slow
-def test_a_posterior_is_judged_with_the_rows_that_it_knows_or_is_given():
+def test_a_posterior_is_judged_with_the_rows_that_it_knows_or_is_given(tmp_path):
     x = torch.linspace(-1, 1, 12).unsqueeze(-1)
     model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1))
     laplace = pb.Laplace(num_steps=200, compile=False).fit(model, x, x.sin(), num_draws=100)
     whole = diagnose(laplace.to_datatree(x, x.sin())).to_dict()
     assert laplace.diagnose().to_dict() == laplace.diagnose(x, x.sin()).to_dict() == whole
     means = pb.SVI(num_steps=5, compile=False).fit(model, x, x.sin(), num_draws=100)
+    assert means.diagnose().to_dict() == means.diagnose(x, x.sin()).to_dict()
+    means.save(tmp_path / "means.nc")
+    loaded = pb.Posterior.load(tmp_path / "means.nc", model)
     with pytest.raises(TypeError, match="data of its fit"):
-        means.diagnose()
+        loaded.diagnose()
     normal = pb.sample(
         lambda at: -at["a"].square().sum() / 2,
         {"a": torch.zeros(2)},

@@ -279,10 +279,12 @@ def test_importance_weights_that_hold_judge_the_function_of_a_linearised_net():
     y = torch.sin(2 * x) + 0.3 * torch.randn(40, 1, generator=generator)
     model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.3))
     tree = pb.Laplace(num_steps=100, compile=False).fit(model, x, y, seed=0).to_datatree(x, y)
-    assert MOVED not in tree.children
+    # as where no short chains were run
+    tree = tree.drop_nodes(MOVED)
     verdict = diagnose(tree)
     before = find(verdict, "importance")
-    assert before.status == "pass"
+    # against the linearised net, for which the Gaussian is exact: that it holds decides nothing
+    assert before.status == "info"
     stats = tree["sample_stats"].to_dataset()
     f = tree["function"]["f"].values
     pull = (f - f.mean((0, 1)))[:, :, 0, 0] / f[:, :, 0, 0].std()
