@@ -295,38 +295,52 @@ def errors_of(evidence: Evidence) -> list[Errors]:
 
 
 def _of_regression(evidence: Evidence) -> list[Errors]:
-    """Errors of numbers: training rows, then held-out."""
-    sets = []
+    """Errors of numbers: training rows, values of a joint event, then held-out."""
+    sets = (_of_training(evidence), _of_steps(evidence), _of_held_out(evidence))
+    return [errors for errors in sets if errors is not None]
+
+
+def _of_training(evidence: Evidence) -> Errors | None:
+    """Errors of the training rows, of the predictions without each row where these can be had."""
     outcomes = evidence.replicates()
-    new = held_out_pit(evidence)
+    if outcomes is None:
+        return None
+    draws, y = outcomes
     left_out = left_out_pit(evidence)
-    if outcomes is not None:
-        draws, y = outcomes
-        own = own_latents(evidence, len(y))
-        if left_out is None:
-            # the datum is its own judge: a little too lenient, in all regions alike
-            points = spread(len(y), MAX_DATA)
-            u = pit_of(draws[:, points], y[points])
-        else:
-            points, u = left_out
-        x = _inputs_of(evidence, len(y))
-        moments = {"the predicted mean": draws[:, points, 0].mean(axis=0)}
-        if own is not None:
-            unseen = None if left_out is None else left_out_mean(evidence)
-            moments = _own_moments(moments, unseen)
-        errors = _errors(evidence, u, y[points], None if x is None else x[points], moments)
-        sets.append(errors._replace(own=own if left_out is None else None))
-    step = evidence.one_step
-    if step is not None:
-        u, mean = step
-        y = np.asarray(evidence.values(OBSERVED_DATA, evidence.outcome or "")).reshape(-1, 1)
-        x = _inputs_of(evidence, len(u))
-        sets.append(_errors(evidence, u, y, x, {"the predicted mean": mean}))
+    own = own_latents(evidence, len(y))
+    if left_out is None:
+        # the datum is its own judge: a little too lenient, in all regions alike
+        points = spread(len(y), MAX_DATA)
+        u = pit_of(draws[:, points], y[points])
+    else:
+        points, u = left_out
+    x = _inputs_of(evidence, len(y))
+    moments = {"the predicted mean": draws[:, points, 0].mean(axis=0)}
+    if own is not None:
+        unseen = None if left_out is None else left_out_mean(evidence)
+        moments = _own_moments(moments, unseen)
+    errors = _errors(evidence, u, y[points], None if x is None else x[points], moments)
+    return errors._replace(own=own if left_out is None else None)
+
+
+def _of_steps(evidence: Evidence) -> Errors | None:
+    """Errors of each value of a joint event, given those before it."""
+    if evidence.one_step is None:
+        return None
+    u, mean = evidence.one_step
+    y = np.asarray(evidence.values(OBSERVED_DATA, evidence.outcome or "")).reshape(-1, 1)
+    x = _inputs_of(evidence, len(u))
+    return _errors(evidence, u, y, x, {"the predicted mean": mean})
+
+
+def _of_held_out(evidence: Evidence) -> Errors | None:
+    """Errors of held-out rows."""
+    u = held_out_pit(evidence)
     outcome = evidence.values(HELD_OUT, "y")
-    if new is not None and outcome is not None:
-        x = evidence.values(HELD_OUT, "x")
-        sets.append(_errors(evidence, new, outcome, x, _held_out_moments(evidence, len(new))))
-    return sets
+    if u is None or outcome is None:
+        return None
+    x = evidence.values(HELD_OUT, "x")
+    return _errors(evidence, u, outcome, x, _held_out_moments(evidence, len(u)))
 
 
 def _own_moments(
