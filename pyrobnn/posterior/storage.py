@@ -504,7 +504,7 @@ def read(path: str | Path) -> xr.DataTree:
     """Read a DataTree into memory.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: no such file, or a folder.
         ValueError: not a netCDF file, or a damaged one.
     """
     with opened(path) as tree:
@@ -516,6 +516,8 @@ def read(path: str | Path) -> xr.DataTree:
 def opened(path: str | Path) -> Iterator[xr.DataTree]:
     """A DataTree whose values are read where they are asked for; errors as of :func:`read`."""
     path = Path(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"{str(path)!r} is a folder: give the path of a file in it")
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist: check the path")
     try:

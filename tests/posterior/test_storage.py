@@ -53,6 +53,8 @@ def test_damaged_and_foreign_files(posterior, tmp_path):
     }.items():
         with pytest.raises(ValueError, match=message):
             pb.Posterior.load(tmp_path / name, posterior.model)
+    with pytest.raises(FileNotFoundError, match="is a folder"):
+        pb.Posterior.load(tmp_path, posterior.model)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         pb.Posterior.load(tmp_path / "none.nc", posterior.model)
 

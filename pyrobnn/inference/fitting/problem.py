@@ -613,8 +613,8 @@ def require_net(method: Recorded, model: BNN | Program) -> BNN:
     if isinstance(model, BNN):
         return model
     raise (Refused if callable(model) else TypeError)(
-        f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: use SVI, NUTS or "
-        "Laplace(curvature='hessian')"
+        f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: use MAP, SVI, "
+        "Laplace, NUTS or SMC, which take any Pyro program"
     )
 
 

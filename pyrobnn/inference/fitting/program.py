@@ -158,7 +158,7 @@ def refuse_subsampling(density: Density, method: str) -> None:
     if density.stochastic is not None:
         raise Refused(
             f"the plate {density.stochastic!r} subsamples, so the density is another one at every step and {method} "
-            "is not defined: take out subsample_size, or use SVI, SGLD, SGHMC, MAP or Laplace(curvature='hessian')"
+            "is not defined: take out subsample_size, or use SVI, SGLD, SGHMC, MAP or Laplace"
         )
 
 
