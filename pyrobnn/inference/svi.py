@@ -113,7 +113,8 @@ class SVI(Method):
             plain programs) the weights. ``meta["estimator"]`` says which it was.
         kl: ``"closed_form"`` wherever there is one, ``"monte_carlo"`` throughout (with the path gradient of Roeder et
             al., 2017), or ``"auto"``: closed form for independent weights, Monte Carlo for correlated guides, where its
-            gradient noise vanishes as q approaches the posterior.
+            gradient noise vanishes as q approaches the posterior, and by mini-batches where latent sites have a value
+            for each row: a row is seen too rarely to average that noise away.
         kl_weight: a number or a schedule of ``pyrobnn.inference.kl_schedules``. It scales the KL only;
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_scale: initial standard deviations in unconstrained space.

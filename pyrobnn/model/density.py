@@ -32,7 +32,7 @@ from pyrobnn.model import enumeration, guards
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.constants import Constants, Habits, Noting, OwnTensors
 from pyrobnn.model.distribution_kinds import elementwise
-from pyrobnn.model.gradient import at_each
+from pyrobnn.model.gradient import as_one_of_several, at_each
 from pyrobnn.model.handlers import (
     RADIUS,
     Supply,
@@ -618,10 +618,11 @@ class Density:
     @_in_its_floats
     def log_parts_at(self, values: Mapping[str, Value], *args: Tree) -> tuple[Tensor, Tensor]:
         """As :meth:`log_parts` at constrained values of the sites, site → (\\*shape)."""
-        if self.habits.reads and self._is_traced_alone(values):
+        if self.is_traced_alone(values.values()):
             # what raises is told by the plain run: it branches on the values of its sites
+            tensors = {name: torch.as_tensor(value) for name, value in values.items()}
             with contextlib.suppress(RuntimeError):
-                return self._log_parts_of_one(values, args)
+                return as_one_of_several(lambda one: self.log_parts_at(one, *args), tensors)
         nodes = self.trace(values, args).values()
         prior = [node for node in nodes if is_latent(node)]
         likelihood = [node for node in nodes if is_observed(node)]
@@ -629,24 +630,11 @@ class Density:
         with self._own_tensors(like):
             return log_prob_total(prior, like.device), log_prob_total(likelihood, like.device)
 
-    def _is_traced_alone(self, values: Mapping[str, Value]) -> bool:
-        """Whether a trace is under way, of the program at one point."""
-        points = [value for value in values.values() if isinstance(value, Tensor)]
-        if len(points) < len(values) or Tracer.active() is None:
+    def is_traced_alone(self, values: Iterable[Value]) -> bool:
+        """Whether a trace is under way, at one point, of a program whose Python reads its data."""
+        if not self.habits.reads or Tracer.active() is None:
             return False
-        return not any(map(is_batched, points))
-
-    def _log_parts_of_one(
-        self, values: Mapping[str, Value], args: tuple[Tree, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """As :meth:`log_parts_at`, as the only one of several points: that tells the data, which can be read, apart."""
-
-        def log_parts(one: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-            return self.log_parts_at(one, *args)
-
-        alone = mapped(lambda value: value[None], dict(values))
-        log_prior, log_likelihood = torch.func.vmap(log_parts, randomness="different")(alone)
-        return log_prior[0], log_likelihood[0]
+        return all(isinstance(value, Tensor) and not is_batched(value) for value in values)
 
     @_in_its_floats
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:

@@ -120,6 +120,21 @@ def at_each(
         return mapped(lambda *leaves: torch.stack(leaves), *results)
 
 
+def as_one_of_several(function: Callable[..., T], point: Tree) -> T:
+    """``function`` of a point, run as the only one of several: that tells the data, which can be read, apart.
+
+    Args:
+        function: returns tensors.
+        point: a tensor, or tensors by name.
+
+    Raises:
+        RuntimeError: what ``torch.func.vmap`` raises, as of Python that depends on the values of sites.
+    """
+    alone = mapped(lambda value: value[None], point)
+    results: T = torch.func.vmap(function, randomness="different")(alone)
+    return mapped(operator.itemgetter(0), results)
+
+
 def runs_at_once(function: Callable[..., Any], *points: Tree) -> bool:
     """Whether :func:`at_each` runs the function for several of the points at once, tried with two of them."""
     try:

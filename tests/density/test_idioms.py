@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
@@ -66,6 +67,31 @@ def test_an_idiom_is_batched_and_traced(name):
 @pytest.mark.parametrize("name", [name for name in IDIOMS if name not in (*FAST, *ALONE, *REFUSED)])
 def test_every_idiom_is_batched_and_traced(name):
     check_batched_and_traced(name)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pb.MLE(num_steps=30),
+        pb.MAP(num_steps=30),
+        pb.SVI(num_steps=30),
+        pb.SVI(guide="full_rank", num_steps=30),
+        pb.SVI(guide=AutoNormal, num_steps=30),
+        pb.SVI(num_steps=30, num_particles=3),
+        pb.Laplace(),
+        pb.NUTS(num_chains=2, num_warmup=10),
+        pb.SMC(num_particles=20),
+    ],
+    ids=repr,
+)
+def test_a_program_that_reads_its_data_is_traced_by_every_method(method):
+    program, x, y = IDIOMS["missing data filled in: full[mask] = latent"]
+    num_draws = 1 if isinstance(method, (pb.MLE, pb.MAP)) else 5
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = method.fit(program, x, y, num_draws=num_draws)
+    assert not [str(told.message) for told in caught if "could not be traced" in str(told.message)]
+    assert posterior.meta["tier"]["tier"] != "eager"
 
 
 @pytest.mark.parametrize("name", ALONE)

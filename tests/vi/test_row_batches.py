@@ -270,6 +270,60 @@ def test_the_elbo_of_batches_has_the_mean_of_all_rows(program, guide, options):
     assert bool(((whole.mean(0) - mean.mean(0)).abs() < 5 * error + 1e-3).all())
 
 
+def slopes_at(guide, kl, phi=None, num_keys=400):
+    """Gradients of the loss by batches, (batch, key, parameter), at parameters of the guide."""
+    problem = prepare(
+        given,
+        None,
+        Y,
+        points="free",
+        local_rows=True,
+    )
+    method = pb.SVI(guide=guide, kl=kl, batch_size=B)
+    fit = GuideFit(method, problem, own_start(problem), 0)
+    theta = fit.start if phi is None else phi
+    keys = torch.arange(num_keys, dtype=torch.int64)
+    slopes = []
+    for rows in partition(N, B):
+        elbo = fit.elbo.at_rows(fit.rows.at((rows,)))
+
+        def slope(key, elbo=elbo):
+            return torch.func.grad(lambda theta: elbo(theta, torch.tensor(1.0), key)[0])(theta)
+
+        slopes.append(torch.func.vmap(slope)(keys))
+    return torch.stack(slopes).double()
+
+
+@pytest.mark.parametrize("guide", ["mean_field", AutoNormal])
+def test_either_estimate_of_the_kl_has_the_same_gradient_in_the_mean(guide):
+    means = []
+    squared_errors = []
+    for kl in ("closed_form", "monte_carlo"):
+        means_of_keys = slopes_at(guide, kl).mean(0)
+        means.append(means_of_keys.mean(0))
+        squared_errors.append(means_of_keys.var(0) / len(means_of_keys))
+    error = (squared_errors[0] + squared_errors[1]).sqrt()
+    assert bool(((means[0] - means[1]).abs() < 5 * error + 1e-3).all())
+
+
+def best_normals():
+    """Means, then softplus⁻¹ of the sds, of the normals that are the best for the levels of rows and their mean."""
+    sds = torch.cat([torch.tensor([MEAN_SD]), torch.full((N,), LEVEL_SD)])
+    locs = torch.cat([torch.tensor([exact_mean()]), (Y + exact_mean()) / 2])
+    return torch.cat([locs, torch.log(torch.expm1(sds))])
+
+
+@pytest.mark.parametrize("guide", ["mean_field", AutoNormal])
+def test_a_rows_gradient_is_quiet_where_its_guide_has_arrived(guide):
+    """What is left is the noise of what the rows share, .16 of .7."""
+    phi = best_normals()
+    noise = [
+        float(slopes_at(guide, kl, phi)[..., 1 : 1 + N].var(1).sum())
+        for kl in ("closed_form", "auto")
+    ]
+    assert noise[1] < 0.2 * noise[0]
+
+
 # -- as with all rows --------------------------------------------------------------------------------------------------
 
 #: of the mean-field optimum: the mean is N(y's mean, ·), a level half-way between it and its y

@@ -25,10 +25,12 @@ from pyrobnn.inference.vi.forward_kl import FromPrior
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.model.density import Density, is_identity
 from pyrobnn.model.distribution_kinds import elementwise, is_normal
+from pyrobnn.model.gradient import as_one_of_several
 from pyrobnn.model.log_terms import log_prob_sum
 from pyrobnn.model.nodes import Node, is_observed, is_subsample
 
 KLDirection = Literal["reverse", "forward"]
+KLEstimate = Literal["auto", "closed_form", "monte_carlo"]
 
 TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
 
@@ -72,7 +74,7 @@ class Elbo:
         density: Density,
         family: Family,
         *,
-        kl: Literal["auto", "closed_form", "monte_carlo"] = "auto",
+        kl: KLEstimate = "auto",
         estimator: Estimator | None = None,
         num_particles: int = 1,
         kl_direction: KLDirection = "reverse",
@@ -129,6 +131,23 @@ class Elbo:
         key: Tensor,
         *args: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        if self.density.is_traced_alone([theta]):
+            # what raises is told by the plain run: it branches on the values of its sites
+            with contextlib.suppress(RuntimeError):
+                return as_one_of_several(
+                    lambda one: self._at(one, kl_weight, key, *args),
+                    theta,
+                )
+        return self._at(theta, kl_weight, key, *args)
+
+    def _at(
+        self,
+        theta: Tensor,
+        kl_weight: Tensor,
+        key: Tensor,
+        *args: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss and the tracked scalars at ``theta``."""
         log_likelihood, kl = self.parts(theta, key, *args)
         loss = kl_weight * kl - log_likelihood
         return loss, torch.stack(

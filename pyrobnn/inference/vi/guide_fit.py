@@ -26,7 +26,7 @@ from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.free_noise import HELD_SHARE, LEVELS, FreeNoise, held_first
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.paths import SECOND_SHARE
-from pyrobnn.inference.vi.elbo import TRACKED, Elbo
+from pyrobnn.inference.vi.elbo import TRACKED, Elbo, KLEstimate
 from pyrobnn.inference.vi.elbo_value import (
     Work,
     elbo_findings,
@@ -73,10 +73,11 @@ def build_elbo(
         family = MeanField(loc, config.init_scale, options.max_scale)
     estimator = _estimator(config, problem, start)
     rows = None if problem.is_bnn else RowBatches.of(problem, config.batch_size)
+    of_rows = _of_rows(family, rows)
     elbo = Elbo(
         density,
         family,
-        kl=config.kl,
+        kl=_kl_estimate(config.kl, of_rows),
         estimator=estimator,
         num_particles=config.num_particles,
         kl_direction=config.kl_direction,
@@ -84,15 +85,30 @@ def build_elbo(
     )
     if rows is not None:
         _check_rows(rows, elbo)
-    return _Objective(elbo, torch.cat([family.initial(), points]), rows)
+    if of_rows is not None:
+        of_rows = pad(of_rows, (0, len(points)))
+    return _Objective(elbo, torch.cat([family.initial(), points]), rows, of_rows)
 
 
 class _Objective(NamedTuple):
-    """The ELBO, the parameters a search starts from (the guide's, then free points), and the rows of each step."""
+    """The ELBO, the parameters a search starts from (the guide's, then free points), and the rows of each step.
+
+    ``of_rows``: which of the parameters belong to a row that not every batch has; None where none does.
+    """
 
     elbo: Elbo
     start: Tensor
     rows: RowBatches | None
+    of_rows: Tensor | None
+
+
+def _kl_estimate(kl: KLEstimate, of_rows: Tensor | None) -> KLEstimate:
+    """How the KL is estimated: Monte Carlo where parameters belong to rows, unless the user says otherwise.
+
+    Both have the same gradient in the mean. A row is visited too rarely to average the noise of its gradient away; that
+    of the gradient along the path alone vanishes where the guide has arrived.
+    """
+    return "monte_carlo" if kl == "auto" and of_rows is not None else kl
 
 
 def _of_rows(family: Family, rows: RowBatches | None) -> Tensor | None:
@@ -325,11 +341,8 @@ class GuideFit:
         self.seed = seed
         self.owner = owner or config
         self.began = start
-        self.elbo, self.start, self.rows = build_elbo(config, self.share, start.point, seed)
-        # which parameters, of the guide's and the free points, belong to a row
-        self.of_rows = _of_rows(self.elbo.family, self.rows)
-        if self.of_rows is not None:
-            self.of_rows = pad(self.of_rows, (0, len(self.start) - len(self.of_rows)))
+        objective = build_elbo(config, self.share, start.point, seed)
+        self.elbo, self.start, self.rows, self.of_rows = objective
         self.free_noise = FreeNoise.of(self.share)
         # at which the noise is held in the first ``num_held`` steps
         self.level: Tensor | None = None

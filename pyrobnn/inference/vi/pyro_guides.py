@@ -129,7 +129,11 @@ class GuideFamily:
             log_q = log_q + self._factor(site) * jacobian.sum(dtype=torch.float64)
         if not self.factorized:
             return Draw(z, log_q, None, None)
-        # AutoNormal: one normal per site in unconstrained space
+        moments = self._moments(nodes)
+        return Draw(z, log_q, moments, self._score(z, moments))
+
+    def _moments(self, nodes: Mapping[str, Node]) -> Moments:
+        """Those of AutoNormal: one normal for each site in unconstrained space."""
         normals = [elementwise(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
         mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
         var = torch.cat([normal.variance.reshape(-1) for normal in normals])
@@ -137,7 +141,12 @@ class GuideFamily:
             self._factor(site) * normal.entropy().sum(dtype=torch.float64)
             for site, normal in zip(self.latent, normals, strict=True)
         ]
-        return Draw(z, log_q, Moments(mean, var, torch.stack(entropies).sum()), None)
+        return Moments(mean, var, torch.stack(entropies).sum())
+
+    def _score(self, z: Tensor, moments: Moments) -> Tensor:
+        """The gradient of log q with respect to the draw (dim,), of normals; a constant."""
+        factors = [z.new_full((site.size,), self._factor(site)) for site in self.latent]
+        return (torch.cat(factors) * (moments.mean - z) / moments.var).detach()
 
     def _factor(self, site: Site) -> float:
         """How many rows a row of the site stands for."""
