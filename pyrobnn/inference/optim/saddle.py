@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.optim.descent import descend
+from pyrobnn.inference.optim.path_ends import Slope
 from pyrobnn.model.compile import compiled
 
 #: coordinates up to which the exact curvature costs little beside a search
@@ -50,15 +51,14 @@ _FIRST_STEP = 0.5
 _SHORTEST_STEP = 0.005
 #: rows times coordinates times columns of a curvature that are computed at once
 _AT_ONCE = 4_000_000
-#: points → gradients and values of a loss in nats
-Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Saddle(NamedTuple):
     """What a look for a saddle has found.
 
     ``lowest_curvature`` where the search has ended, in units of a Gaussian's, negative at a saddle; ``gain``, the nats
-    by which the way down from there leads, zero where it is not taken; ``at_mode``, whether that way came to its end.
+    by which the way down from there leads, zero where it is not taken, as one of less than .1 nats is not; ``at_mode``,
+    whether there was no such way, or it came to a mode.
     """
 
     lowest_curvature: float
@@ -85,8 +85,10 @@ def below_saddle(
     lowest = float(bend.values[0])
     cost = _PER_COLUMN * len(start) + _PER_STEP * _STEPS_IN_ROUND
     num_rounds = int(_SHARE * _PER_SEARCH_STEP * search / cost)
-    if not lowest < _NEGATIVE or not num_rounds:
+    if not lowest < _NEGATIVE:
         return start, Saddle(lowest)
+    if not num_rounds:
+        return start, Saddle(lowest, at_mode=False)
     slope = compiled(
         torch.func.grad_and_value(loss),
         start,
@@ -96,7 +98,7 @@ def below_saddle(
     bend, at_mode = _descended(slope, curvature_at, bend, num_rounds)
     gain = float(slope(start)[1] - slope(bend.point)[1])
     if not gain > _LEAST_GAIN:
-        return start, Saddle(lowest)
+        return start, Saddle(lowest, at_mode=at_mode)
     return bend.point, Saddle(lowest, gain, at_mode)
 
 
