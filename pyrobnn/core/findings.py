@@ -100,10 +100,20 @@ def _search_unfinished(
     return f"the optimisation stopped far from its optimum: {evidence} (at most {limit:.3g} at an optimum); {remedy}"
 
 
-def _not_a_mode(gradient_norm: float, distance: float, given: bool) -> str:
+def _not_a_mode(
+    gradient_norm: float,
+    distance: float,
+    given: bool,
+    saddle_gain: float = 0.0,
+) -> str:
     remedy = (
         "train longer (num_steps): neither the optimiser nor L-BFGS on all of the data reached it"
     )
+    if saddle_gain:
+        return (
+            "the centre is not a mode: the search ended at a saddle, from which further steps have raised the log "
+            f"joint by {saddle_gain:.3g} nats and reached no mode; the evidence there may be off by many: {remedy}"
+        )
     if given:
         remedy = "train longer, or omit 'init': a given point is not moved"
     return (

@@ -123,9 +123,13 @@ class Laplace(Method):
     data there are none. Where they run out half a nat or more before the mode, the finding ``not_a_mode`` says how far
     it is; where there are none, from .2 standard deviations per √dimension on.
 
-    Caveat: one mode, and symmetric around it; ``log_evidence`` is of this one, not of its mirror images. At a saddle,
-    of whose negative curvature Gauss-Newton's matrix knows nothing, Newton's step looks short too: of ten small nets
-    one, with two hidden layers, ended there, 13 nats of evidence from where Newton's method led. The Hessian of
+    At a saddle, and in the bend of a narrow valley, Newton's step looks short too, for Gauss-Newton's matrix knows
+    nothing of negative curvature. Of up to 500 parameters (and 5000 data) the exact curvature shows it: the centre goes
+    on in units of that, for a quarter of the search's time at most; ``meta["saddle"]`` has the ``lowest_curvature``
+    where the search ended (in units of the Gaussian's, negative at a saddle), the nats of ``gain``, and whether that
+    led to a mode, ``at_mode``; where it did not, ``not_a_mode`` says so.
+
+    Caveat: one mode, and symmetric around it; ``log_evidence`` is of this one, not of its mirror images. The Hessian of
     a network is rarely positive definite off the exact mode; GGN weight draws through the network itself
     (``predictive="draws"``) underfit badly. Tuning does not move the mode. Beyond 5000 data a search by mini-batches is
     not followed to the very mode: the posterior of the linearised network then has its mean at the mode of the linear
@@ -242,6 +246,7 @@ class Laplace(Method):
             run.init is not None,
             plan.exact,
             expansion.short,
+            0.0 if expansion.saddle is None else expansion.saddle.gain,
         )
         network = self._predictor(gaussian)
         return make_posterior(
@@ -253,7 +258,11 @@ class Laplace(Method):
             approximation=gaussian.approximation,
             point_values=gaussian.precision.centre.points,
             log_evidence=gaussian.log_evidence,
-            meta=record(gaussian.precision) | {"held_sites": sorted(centre.held_names)},
+            meta={
+                **record(gaussian.precision),
+                "held_sites": sorted(centre.held_names),
+                "saddle": None if expansion.saddle is None else expansion.saddle._asdict(),
+            },
             notes=notes,
             importance=not plan.in_batches,  # a pass over all data per draw
             network=network,

@@ -21,14 +21,17 @@ from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, regi
 from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.occam import weight_spreads
+from pyrobnn.inference.optim.occam import Units, weight_spreads
 from pyrobnn.inference.optim.path_ends import REFINING_STEPS, Refinement, worths_of
 from pyrobnn.inference.optim.paths import MAX_PATHS, Search, num_together, search_each
+from pyrobnn.inference.optim.saddle import MAX_COORDINATES, below_saddle
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.model import Density
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
+#: rows up to which passes over all of them are cheap
+_MANY = 5000
 #: what is added to the seed of a member for that of its batches
 _BATCHES = 2**40
 
@@ -342,6 +345,11 @@ class MAP(Trained):
     was held first on the path that is kept, as a share of the targets' standard deviation (0: the plain path), and
     ``meta["path_gain"]`` the nats that this path gains over the plain one.
 
+    At a saddle, and in the bend of a narrow valley, L-BFGS stands still though the density rises. Of a net of up to 500
+    parameters the exact curvature shows it, and the search goes on in units of that, for a quarter of its time at most;
+    ``meta["saddle"]`` has the ``lowest_curvature`` at its end (in units of a Gaussian's, negative at a saddle), the
+    nats of ``gain``, and whether that led to a mode, ``at_mode``.
+
     A net in training mode is trained so: batch-norm layers use the statistics of each batch, and running statistics
     of the training data when they predict (``net.<layer>.running_mean`` and ``running_var`` in the draws); dropout is
     noise of the training, from ``seed``, and predictions drop nothing. ``meta["findings"]`` says what it means for the
@@ -383,6 +391,8 @@ class MAP(Trained):
 
     polish_steps: int = 200
 
+    #: whether a search goes on below a saddle
+    leaves_saddles: ClassVar[bool] = True
     kind: ClassVar[Kind] = "point"
     default_draws: ClassVar[int] = 1
 
@@ -407,25 +417,61 @@ class MAP(Trained):
         result = self._search(problem, self._start(problem, run), run)
         # the mode without the noise of a training is another
         is_noisy = problem.is_bnn and problem.density.stochastic is not None
-        already_polished = "gradient_norm" in result.path  # by Search.best
-        if not self._is_whole(problem) or is_noisy or result.interrupted or already_polished:
+        if not self._is_whole(problem) or is_noisy or result.interrupted:
             return result
         try:
-            theta, norm = polish(problem.density.log_joint, result.params, self.polish_steps)
+            if "gradient_norm" not in result.path:  # else Search.best has polished it
+                result = self._polished(problem, result)
+            return self._below_saddle(problem, result)
         except KeyboardInterrupt:
             return replace(result, stopped="interrupt")
+
+    def _polished(self, problem: Problem, result: Result) -> Result:
+        """The end of a search at the mode that L-BFGS leads to."""
+        theta, norm = polish(problem.density.log_joint, result.params, self.polish_steps)
         return replace(
             result,
             params=theta,
             path=result.path | {"gradient_norm": norm},
         )
 
+    def _below_saddle(self, problem: Problem, result: Result) -> Result:
+        """The end of a search of a small net below the saddle at which it stands; the end itself where it does not."""
+        theta = result.params
+        is_small = len(theta) <= MAX_COORDINATES and problem.num_rows <= _MANY
+        if not (self.leaves_saddles and self.polish_steps and problem.is_bnn and is_small):
+            return result
+        units = None
+        # the units are taken row by row, which batch-norm layers that use the batch do not have
+        if not training_norms(problem.bnn):
+            units = Units.around(problem, theta.unsqueeze(0))
+        if units is None:
+            return result
+        root = units.roots(theta.unsqueeze(0))[0].double()
+        density = problem.in_double().density
+
+        def loss(steps: Tensor) -> Tensor:
+            return -density.log_joint(theta.double() + steps @ root, jacobian=False)
+
+        start = torch.zeros_like(root[0])
+        try:
+            end, saddle = below_saddle(loss, start, self.num_steps, problem.num_rows)
+        except RuntimeError:
+            # no second derivative
+            return result
+        path = result.path | {"saddle": saddle._asdict()}
+        if not saddle.gain:
+            return replace(result, path=path)
+        path.pop("gain_left", None)
+        moved = theta + (end @ root).to(theta)
+        return self._polished(problem, replace(result, params=moved, path=path))
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
         with seeded(run.seed, problem.device):
             result = self.mode(problem, run)
             meta: dict[str, Any] = {}
-            is_small = problem.loader is None and problem.num_rows <= 5000
+            is_small = problem.loader is None and problem.num_rows <= _MANY
             # a few gradients on all of the data, where they are to be had cheaply and without noise
             is_cheap = (self._is_whole(problem) or is_small) and density.stochastic is None
             try:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -154,18 +155,9 @@ def at_the_mode(
     return {name: values[name].to(draws[name]).detach() for name in draws}
 
 
-#: not yet so: at a saddle Newton's decrement is small, for Gauss-Newton's matrix knows nothing of negative curvature,
-#: and the mode may be far
-AT_A_SADDLE = pytest.mark.xfail(raises=AssertionError, strict=True, reason="stands at a saddle")
-
-
-def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
-    if name == "deep":
-        return (pytest.mark.slow, AT_A_SADDLE)
-    return () if name in FAST else (pytest.mark.slow,)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
+)
 def test_the_centre_is_a_mode_or_a_finding_says_how_far_from_one(name):
     model, x, y = CASES[name].problem()
     with warnings.catch_warnings():
@@ -223,3 +215,68 @@ def test_rounds_are_as_many_as_a_share_of_the_search_pays_for():
     dear = Rounds.affordable(200.0, 2400)
     assert cheap.number > 20 and cheap.num_steps < dear.num_steps
     assert 1 <= dear.number <= 2 and not Rounds.affordable(2000.0, 2400).number
+
+
+def curved_wells(x: None = None, y: None = None) -> None:
+    """Two modes at z₀ = ±2 in a valley z₁ = z₀², and a saddle at the origin between them."""
+    z = pyro.sample("z", dist.Normal(torch.zeros(3), 10.0).to_event(1))
+    walls = 20.0 * (z[1] - z[0].square()).square() + 0.5 * z[2].square()
+    pyro.factor("wells", -5.0 * (z[0].square() / 4.0 - 1.0).square() - walls)
+
+
+def from_point(program: Callable[..., None], *z: float) -> Posterior:
+    """Laplace's fit whose search begins at this point."""
+    init = Posterior(program, {"z": torch.tensor(z)[None, None]})
+    search = pb.MAP(num_steps=200, compile=False)
+    return pb.Laplace(map=search).fit(program, init=init, num_draws=4)
+
+
+def test_a_saddle_is_left_for_a_mode():
+    posterior = from_point(curved_wells, 0.0, 0.0, 0.0)
+    centre = posterior.approximation.loc
+    assert abs(float(centre[0])) == pytest.approx(2.0, abs=0.05)
+    assert float(centre[1]) == pytest.approx(float(centre[0]) ** 2, abs=0.05)
+    saddle = posterior.meta["saddle"]
+    assert saddle["lowest_curvature"] < 0.0 and saddle["at_mode"]
+    assert saddle["gain"] == pytest.approx(5.0, abs=0.2)
+    codes = {finding["code"] for finding in posterior.meta["findings"]}
+    assert not codes & {"not_a_mode", "hessian_indefinite"}
+
+
+def test_a_look_that_finds_no_saddle_changes_nothing(monkeypatch):
+    fits = [from_point(curved_wells, 1.9, 3.6, 0.1)]
+    assert fits[0].meta["saddle"]["gain"] == 0.0
+    monkeypatch.setattr("pyrobnn.inference.curvature.approach.MAX_COORDINATES", 0)
+    fits.append(from_point(curved_wells, 1.9, 3.6, 0.1))
+    assert fits[1].meta["saddle"] is None
+    assert torch.equal(fits[0].draws["z"], fits[1].draws["z"])
+    assert fits[0].log_evidence == fits[1].log_evidence
+
+
+def test_a_way_that_is_cut_short_is_told(monkeypatch):
+    monkeypatch.setattr("pyrobnn.inference.optim.saddle._STEPS_IN_ROUND", 3)
+    monkeypatch.setattr("pyrobnn.inference.optim.saddle._SHARE", 0.006)
+    with pytest.warns(UserWarning, match="the search ended at a saddle"):
+        posterior = from_point(curved_wells, 0.0, 0.0, 0.0)
+    assert not posterior.meta["saddle"]["at_mode"]
+    codes = [finding["code"] for finding in posterior.meta["findings"]]
+    assert "not_a_mode" in codes
+
+
+def double_tanh() -> tuple[pb.BNN, Tensor, Tensor]:
+    """A net of one unit whose weights are zero at a saddle between two mirror images."""
+    x = torch.linspace(-2.0, 2.0, 40)[:, None]
+    net = pb.networks.mlp(1, (1,), seed=0)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0))
+    return pb.BNN(net, prior, L.HomoskedasticGaussian(0.3)), x, torch.tanh(x)
+
+
+def test_a_point_leaves_a_saddle_too():
+    model, x, y = double_tanh()
+    zero = {
+        name: torch.zeros_like(value)[None, None] for name, value in model.initial_values().items()
+    }
+    posterior = pb.MAP(num_steps=200, compile=False).fit(model, x, y, init=Posterior(model, zero))
+    assert posterior.meta["saddle"]["gain"] > 10.0 and posterior.meta["saddle"]["at_mode"]
+    weights = posterior.draws["net.0.weight"].flatten() * posterior.draws["net.2.weight"].flatten()
+    assert float(weights) > 0.5

@@ -4,10 +4,14 @@ The valleys of a net's density are narrow and curved: L-BFGS in the coordinates 
 them, nats below the mode. In the units of the Gaussian around a point the valley is as wide as it is long. So the
 centre moves by a few steps of L-BFGS in these units, a Gaussian is taken anew where they end, and so on, until Newton's
 step from there would gain next to nothing.
+
+That is so at a saddle too, of whose negative curvature Gauss-Newton's matrix knows nothing: where the exact curvature
+is negative the centre moves on in units of that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +31,7 @@ from pyrobnn.inference.curvature.precision import (
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.optim.path_ends import Slope
+from pyrobnn.inference.optim.saddle import MAX_COORDINATES, Saddle, below_saddle
 from pyrobnn.model import NET
 from pyrobnn.model.compile import compiled
 
@@ -54,13 +59,15 @@ class Expansion:
     """The curvature of the model as it is declared at a centre.
 
     Attributes: ``centre``; ``weights``, what these know of themselves, None where the curvature is the exact Hessian;
-        ``structure`` of that; ``short``: the rounds towards the mode ran out before it.
+        ``structure`` of that; ``short``: the rounds towards the mode ran out before it; ``saddle``: what a look for one
+        has found, None where nobody looked.
     """
 
     centre: Centre
     weights: WeightCurvature | None
     structure: str
     short: bool = False
+    saddle: Saddle | None = None
 
     @classmethod
     def by_hessian(cls, structure: str, centre: Centre) -> Expansion:
@@ -135,13 +142,73 @@ def approached(
     .. math:: z = z_0 + \Lambda_0^{-1/2} u, \qquad \tfrac12 g(z)^\top \Lambda^{-1} g(z) \le 0.01
 
     with the gradient g of the log joint. The second, Newton's decrement, is the gain in nats of Newton's step from z.
-    An expansion that is at the mode is returned as it is.
+    An expansion that is at the mode stays where it is. At a saddle the decrement is as small: of few parameters the
+    exact curvature shows it, and :func:`pyrobnn.inference.optim.saddle.below_saddle` leads on from there.
 
     Args:
         expansion: where the search has ended.
         expand: a centre → the expansion there.
         search: gradients that the search has taken.
     """
+    nearest = _at_mode(expansion, expand, search)
+    num_coordinates = sum(len(block.index) for block in nearest.blocks)
+    num_rows = nearest.centre.problem.num_rows
+    if num_coordinates > MAX_COORDINATES or num_rows > MANY:
+        return nearest
+    # a network may have no second derivative
+    with contextlib.suppress(RuntimeError):
+        return _below_saddle(nearest, expand, search)
+    return nearest
+
+
+def _below_saddle(
+    expansion: Expansion,
+    expand: Callable[[Centre], Expansion],
+    search: int,
+) -> Expansion:
+    """The expansion at the end of the way down from a saddle; the given one, marked as seen, where it is none."""
+    problem = expansion.centre.problem
+    density = problem.in_double().density
+    theta = expansion.theta
+    blocks = expansion.blocks
+    index = torch.cat([block.index for block in blocks])
+    # rows of standard deviations, of each block by itself
+    root = torch.block_diag(
+        *[block.sample(torch.eye(len(block.index)).to(theta)) for block in blocks]
+    ).double()
+    centre = theta.double()
+
+    def at(steps: Tensor) -> Tensor:
+        return centre.index_add(0, index, steps @ root)
+
+    start = torch.zeros(
+        len(index),
+        dtype=torch.float64,
+        device=theta.device,
+    )
+    end, saddle = below_saddle(
+        lambda steps: -density.log_joint(at(steps)),
+        start,
+        search,
+        problem.num_rows,
+    )
+    if not saddle.gain:
+        return replace(expansion, saddle=saddle)
+    moved = at(end).to(theta)
+    gradient, _ = problem.whole_slope(problem.density)(moved)
+    return replace(
+        expand(expansion.centre.moved(moved, -gradient)),
+        short=not saddle.at_mode,
+        saddle=saddle,
+    )
+
+
+def _at_mode(
+    expansion: Expansion,
+    expand: Callable[[Centre], Expansion],
+    search: int,
+) -> Expansion:
+    """The expansion where as many rounds lead as the search pays for; one whose decrement is small as it is."""
     rounds = Rounds.affordable(expansion.evaluations, search)
     if not rounds.number:
         return expansion

@@ -172,9 +172,10 @@ def in_standard_units(model: BNN) -> BNN:
 
 
 class EvidenceMAP(MAP):
-    """MAP that keeps, of several modes, the one with the best evidence."""
+    """MAP that keeps, of several modes, the one with the best evidence; its end is the beginning of other rounds."""
 
     by_evidence: ClassVar[bool] = True
+    leaves_saddles: ClassVar[bool] = False
 
     @property
     def _title(self) -> str:

@@ -292,8 +292,11 @@ def mode_notes(
     centre_given: bool,
     exact: bool,
     short: bool = False,
+    saddle_gain: float = 0.0,
 ) -> list[Finding]:
     """That the centre is not a mode: the search ended ``short`` of it, or Newton's step is longer than .2 sds per √dim.
+
+    ``saddle_gain``: the nats by which a way that has come to no mode has led down from a saddle.
 
     Of the ``exact`` mode of the linear model only the noise is not: it is that of the residuals at the centre, whose
     sum of squares the last step lowers by its squared length, in noise variances.
@@ -309,6 +312,8 @@ def mode_notes(
         "distance": distance,
         "given": centre_given,
     }
+    if short and saddle_gain:
+        values["saddle_gain"] = saddle_gain
     return [Finding("not_a_mode", values)]
 
 
