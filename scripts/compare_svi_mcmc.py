@@ -40,7 +40,7 @@ SVI_STUDY = """
     lr: 0.01
     estimator: local_reparameterization
     init_scale: 1.0e-4
-    guide: {family: mean_field, max_scale: 2.0}
+    guide: {family: mean_field, max_scale: 2.0, init_loc: net}
     kl_weight: {class_path: Linear, init_args: {warmup: 0.05, full: 0.05}}
     compile: false
 """

@@ -92,7 +92,7 @@ def judge_saved(
     table = pd.DataFrame({row.label: pd.Series(row.values) for row in rows}, index=[*titles])
     table = table.rename(index=titles)
     say(f"\n{table.dropna(how='all').to_string(float_format='{:.4g}'.format, na_rep='')}\n")
-    for sentence in beside_reference(results.rows, results.reference):
+    for sentence in beside_reference(results):
         say(sentence)
     for verdict in results.verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")

@@ -20,7 +20,7 @@ from pyrobnn.diagnostics.relabelling import switched_labels
 
 
 def chains(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether there are enough chains, long enough and from different starts, to judge convergence."""
+    """Asks whether there are enough chains, long enough and from different starts, to judge convergence."""
     enough_draws, enough_chains = limits
     num_draws = evidence.draws_per_chain
     numbers = {

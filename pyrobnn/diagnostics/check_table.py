@@ -88,7 +88,7 @@ TABLE = (
         "draws",
         weighted,
         (0.1, 0.38, 0.8, 0.5),
-        "probabilities, of which a mean 0.25 and 1 sd away changes 0.1 and 0.38; ratios of sds",
+        "changes of probabilities: 0.1 for a mean that is 0.25 sd away, 0.38 for one 1 sd away; ratios of sds",
         VARIATIONAL,
         _of_independent,
     ),

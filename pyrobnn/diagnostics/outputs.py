@@ -20,7 +20,7 @@ _MAX_REPLICATES = 200
 
 
 def across_outputs(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the errors of two outputs are correlated as the model says that they are.
+    """Asks whether the errors of two outputs are correlated as the model says that they are.
 
     The measure is the rank correlation of the distances from the predictive mean, compared with that of replicates of
     the same rows: outputs whose noise is independent in the model and not in the data fail.

@@ -288,6 +288,43 @@ def _confidence(gap: float, **_: Value) -> str:
     )
 
 
+#: how large an effect on the errors may be: one that chance explains is no fault, however large
+_ALLOWED = "(up to {limit:.2g} allowed, p = {p:.2g})"
+_ALLOWED_BY_CHANCE = "(up to {limit:.2g} allowed, more where chance explains it; p = {p:.2g})"
+
+
+def _pattern(status: str, **_: Value) -> str:
+    if status in ("warn", "fail"):
+        return f"The errors depend most on {{where}}: effect {{value:.2f}} {_ALLOWED}."
+    return (
+        "The errors show no dependence that matters: the largest effect, of {where}, is {value:.2f} "
+        f"{_ALLOWED_BY_CHANCE}."
+    )
+
+
+def _row_order(status: str, **_: Value) -> str:
+    if status in ("warn", "fail"):
+        return (
+            "The errors of neighbouring rows depend on each other: effect {value:.2f} "
+            f"{_ALLOWED}."
+        )
+    return (
+        "The errors of neighbouring rows show no dependence that matters: effect {value:.2f} "
+        f"{_ALLOWED_BY_CHANCE}."
+    )
+
+
+def _loo_khat(status: str, count: int, **_: Value) -> str:
+    khats = "(Pareto k-hat up to {value:.2f}; reliable up to {limit:.2f})"
+    if count == 0:
+        return f"Leave-one-out estimates are reliable for all {{total:,}} observations {khats}."
+    dominate = ", which dominate the fit" if status in ("warn", "fail") else ""
+    return (
+        "Leave-one-out estimates are unreliable for {count:,} of {total:,} observations"
+        f"{dominate} {khats}."
+    )
+
+
 _SCORES = {
     "crps": "CRPS (lower is better)",
     "crps_standardized": "CRPS in standard deviations of the outcomes (lower is better)",
@@ -398,9 +435,8 @@ SEEN: dict[str, Template] = {
     "expected): held-out scores are too good.",
     "rows_repeated": "{value:.0%} of the {count:,} training rows are copies of others, and each counts as new data: "
     "the posterior is too narrow.",
-    "pattern": "The errors depend most on {where}: effect {value:.2f} (up to {limit:.2g} allowed, p = {p:.2g}).",
-    "row_order": "The errors of neighbouring rows depend on each other: effect {value:.2f} (up to {limit:.2g} allowed, "
-    "p = {p:.2g}).",
+    "pattern": _pattern,
+    "row_order": _row_order,
     "coverage_by_region": "90 % intervals cover {low:.0%} where {low_at} and {high:.0%} where {high_at} (90% expected "
     "in both, p = {p:.2g}).",
     "across_outputs": "The errors of {where} correlate by {value:+.2f} beyond what the model has (up to {limit:.2g} "
@@ -419,8 +455,7 @@ SEEN: dict[str, Template] = {
     "class_shares": _class_shares,
     "temperature": _temperature,
     "baseline": _baseline,
-    "loo_khat": "Leave-one-out estimates are unreliable for {count:,} of {total:,} observations, which dominate the "
-    "fit (Pareto k-hat up to {value:.2f}; reliable up to {limit:.2f}).",
+    "loo_khat": _loo_khat,
     "loo_exact": "{removed:,} of {total:,} observations were left out by fitting again; leave-one-out estimates of the "
     "others are reliable (Pareto k-hat up to {value:.2f}).",
     # on request

@@ -20,6 +20,7 @@ from pyrobnn.report import arviz_figures
 from pyrobnn.report.figures import SECTIONS, build_sections
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels
 from pyrobnn.report.sentences import (
+    FLAGS,
     beside_reference,
     conclude,
     facts,
@@ -96,7 +97,7 @@ def write_report(
         table=_table(results),
         num_methods=len(results.rows),
         reference=results.reference,
-        beside_reference=beside_reference(results.rows, results.reference),
+        beside_reference=beside_reference(results),
         lost=list(itertools.chain.from_iterable(row.lost for row in results.rows)),
         sections=build_sections(results.trees),
         section_titles=SECTIONS,
@@ -254,7 +255,7 @@ def _run(label: str, evidence: Evidence) -> dict[str, object]:
     for name in sorted(attributes):
         value = evidence.json(name)
         decoded = attributes[name] if value is None and attributes[name] != "null" else value
-        words = in_words(decoded)
+        words = in_words(bool(decoded) if name in FLAGS else decoded)
         if words and name not in (*REBUILDS, *_SAID_ELSEWHERE):
             shown[name_in_words(name)] = words
     return {

@@ -14,7 +14,7 @@ from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import REGIONS
 from pyrobnn.diagnostics.labels import class_names, feature_names, output_names, unit
 from pyrobnn.diagnostics.scores import num_outputs
-from pyrobnn.report.results import COLUMNS, Row, best_labels
+from pyrobnn.report.results import COLUMNS, Results, Row, best_labels
 
 _MOST_NAMES = 12
 #: settings whose names are no words
@@ -24,7 +24,11 @@ _NAMES = {
     "lr": "learning rate",
     "until": "runs until",
     "device": "computed on",
+    "timings": "seconds",
+    "common_start": "chains from one start",
 }
+#: settings that are stored as 0 or 1, for no or yes
+FLAGS = ("common_start", "interrupted", "layer_products")
 #: the better answer first
 RANKS = ("pass", "warn", "fail", "not checked")
 LOG_PROB = next(column for column in COLUMNS if column.key == "log_prob")
@@ -140,21 +144,33 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     return advice, " ".join(filter(None, (warning, next_step)))
 
 
-def beside_reference(rows: Sequence[Row], reference: str | None) -> list[str]:
-    """Of every method how far its function lies from that of the reference run, region by region, in a sentence."""
+def beside_reference(results: Results) -> list[str]:
+    """Of every method how far its function lies from that of the reference run, region by region, in a sentence.
+
+    The first says so where the reference itself is in doubt.
+    """
+    reference = results.reference
     sentences = []
-    for row in rows:
+    for row in results.rows:
         places = []
         for region in REGIONS.values():
             shift = row.values.get(f"shift[{region}]")
             ratio = row.values.get(f"sd_ratio[{region}]")
             if shift is not None and ratio is not None:
-                width = f", its sd {significant(ratio, 2)} times" if ratio else ", of no width"
-                places.append(f"{region} {significant(shift, 2)} sd off{width}")
+                if ratio:
+                    width = f"its sd is {significant(ratio, 2)} times that of {reference}"
+                else:
+                    width = "it has no width"
+                places.append(f"{region} it is off by {significant(shift, 2)} sd and {width}")
         if places:
             sentences.append(
-                f"The function of {row.label} beside {reference}: {'; '.join(places)}."
+                f"The function of {row.label} compared with {reference}: {'; '.join(places)}."
             )
+    if sentences and reference is not None and results.verdicts[reference].draws != "pass":
+        doubt = (
+            f"The draws of {reference} did not pass: a difference from them may be their own error."
+        )
+        sentences.insert(0, doubt)
     return sentences
 
 

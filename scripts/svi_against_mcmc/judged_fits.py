@@ -35,7 +35,7 @@ def judged(
     seed: int,
     draws: Path | None = None,
 ) -> dict[str, Any]:
-    """A fit to one case and its verdict; every fiftieth draw is written to ``draws``."""
+    """A fit to one case and its verdict; fifty draws of each chain are written to ``draws``."""
     started = time.process_time()
     checkpoint = {}
     if settings.checkpoints is not None and isinstance(method, pb.NUTS):

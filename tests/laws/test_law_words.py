@@ -14,8 +14,10 @@ from helpers import seeded
 
 import pyrobnn as pb
 from pyrobnn.diagnostics import Check, Verdict
+from pyrobnn.diagnostics.wording import evidence
 from pyrobnn.inference.fitting.problem import prepare
 
+STATUSES = ("pass", "info", "warn", "fail")
 X = torch.linspace(-1.0, 1.0, 30)
 with seeded(0):
     Y = X + 0.5 * torch.randn(30)
@@ -87,6 +89,22 @@ def test_a_passing_approximation_says_its_tolerance():
     assert "the draws can be relied on: standard deviations are within 25%" in verdict.summary
     of_chains = Verdict.from_checks("NUTS", "nuts", [Check("rhat_function", "pass")])
     assert "within" not in of_chains.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("pattern", "depend most on"),
+        ("row_order", "depend on each other"),
+        ("loo_khat", "which dominate the fit"),
+    ],
+)
+def test_a_check_that_passes_does_not_state_its_fault(name, fault):
+    numbers = {"where": "x", "value": 0.2, "limit": 0.15, "p": 0.3, "count": 2, "total": 60}
+    said = {status: evidence(name, name, numbers | {"status": status}) for status in STATUSES}
+    assert [status for status in STATUSES if fault in said[status]] == ["warn", "fail"]
+    none = evidence("loo_khat", "loo_khat", numbers | {"status": "pass", "count": 0})
+    assert none.startswith("Leave-one-out estimates are reliable for all 60 observations")
 
 
 def mixture_tree(order, rng, apart=4.0):

@@ -590,11 +590,13 @@ def test_the_settings_are_said_in_words_and_compiling_stands_beside_the_fit(tmp_
         "num_gradients": 797504,
         "findings": "[]",
         "log_evidence": "null",
+        "interrupted": 0,
     }
     page = write_report({"nuts": tree}, tmp_path / "report.html").read_text(encoding="utf-8")
     settings = page[page.index('id="settings"') :]
     assert "<dt>settings</dt><dd>number of chains 4, compile yes</dd>" in settings
     assert "<dt>number of gradients</dt><dd>797,504</dd>" in settings
+    assert "<dt>interrupted</dt><dd>no</dd>" in settings
     assert not re.search(r"null|None|[{}]|&#34;", settings[: settings.index("</section>")])
     for name in ("findings", "log evidence"):  # there are none
         assert f"<dt>{name}</dt>" not in settings

@@ -37,6 +37,8 @@ def test_every_option_of_the_study_is_one_of_today(name, tmp_path):
     svi = methods["svi-study"][0]
     assert (svi.num_steps, svi.lr, svi.init_scale, svi.guide.max_scale) == (2000, 0.01, 1e-4, 2.0)
     assert (svi.kl_weight.warmup, svi.kl_weight.full) == (0.05, 0.05)
+    # the study searches for no mode before it begins
+    assert svi.guide.init_loc == "net"
 
 
 @pytest.mark.parametrize("name", DATA)

@@ -62,8 +62,14 @@ def test_an_approximation_is_refined_as_a_run_of_its_own(tmp_path):
     assert second.values["fit_seconds"] > second.values["refine_seconds"] > 0
     # a point estimate has no spread
     assert first.values["sd_ratio"] < 1e-6 and first.values["shift"] > 0
-    (sentence,) = beside_reference(results.rows, results.reference)
-    assert sentence.startswith("The function of map beside map_refined: at the data ")
+    *doubt, sentence = beside_reference(results)
+    assert sentence.startswith(
+        "The function of map compared with map_refined: at the data it is off "
+    )
+    # a reference whose own draws are in doubt is said to be
+    assert [words.startswith("The draws of map_refined did not pass") for words in doubt] == [
+        True
+    ] * (results.verdicts["map_refined"].draws != "pass")
     with pytest.raises(ValueError, match="'refine' must be"):
         next(run_study(study, prepared, tmp_path, refine=0.0))
 
