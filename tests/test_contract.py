@@ -185,6 +185,7 @@ class Shared(torch.nn.Module):
         return self.end(self.tied(self.again(self.one(self.trunk(x).tanh()).tanh()).tanh()).tanh())
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.filterwarnings(
     "ignore:.*(point parameters|standard deviations|the optimisation stopped)"
 )
@@ -218,6 +219,7 @@ def test_shared_tied_and_frozen_parameters(name, tmp_path):
     torch.testing.assert_close(loaded.predict(X).f, first.predict(X).f)
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_trees_are_diagnosed_and_say_how_they_were_made(name):
     posterior = fit(name, "inferred")
@@ -233,6 +235,7 @@ def test_trees_are_diagnosed_and_say_how_they_were_made(name):
         assert not any("rhat" in check.name and check.status != "info" for check in verdict.checks)
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_the_same_seed_has_the_same_draws_and_a_fit_spends_nothing_on_judging_them(
     name, monkeypatch

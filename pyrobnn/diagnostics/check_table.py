@@ -24,6 +24,7 @@ from pyrobnn.diagnostics.class_calibration import class_calibration
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import against
 from pyrobnn.diagnostics.importance import weighted
+from pyrobnn.diagnostics.influence import tails
 from pyrobnn.diagnostics.integrity import (
     claim,
     copied_chains,
@@ -33,7 +34,6 @@ from pyrobnn.diagnostics.integrity import (
     repeated_draws,
     rows,
 )
-from pyrobnn.diagnostics.leave_one_out import tails
 from pyrobnn.diagnostics.limits import CHANGE_LIMITS, RHAT_LIMITS
 from pyrobnn.diagnostics.outputs import across_outputs
 from pyrobnn.diagnostics.papers import (

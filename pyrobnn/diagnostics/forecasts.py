@@ -64,7 +64,7 @@ class _Probabilities(Protocol):
 class _OfPositions(Protocol):
     """Predictions that may have several labels a row."""
 
-    def one_position(self, y: Any) -> tuple[_Prediction, torch.Tensor]: ...
+    def one_position(self, y: Outcomes) -> tuple[_Prediction, torch.Tensor]: ...
 
 
 #: at which side of its limit an outcome lies that was not seen

@@ -123,9 +123,7 @@ def _corrected(
     values = _judged_columns(evidence, len(weights))
     if not values.size:
         return "pass", {"distance": 0.0, "ratio": 1.0}
-    sd = values.std(axis=0)
-    sd_corrected = np.sqrt((weights * (values - (weights * values).sum(axis=0)) ** 2).sum(axis=0))
-    gaps = np.log(sd / np.maximum(sd_corrected, 1e-6 * sd))
+    gaps = _log_sd_ratios(values, weights)
     distance, error = _distances(values, weights)
     typical = np.median if f is not None else np.max
     sure = float(typical(np.where(distance > SIGMAS[0] * error, distance, 0.0)))
@@ -142,6 +140,14 @@ def _judged_columns(evidence: Evidence, num_draws: int) -> np.ndarray:
         columns = [evidence.f]
     values = np.concatenate([column.reshape(num_draws, -1) for column in columns], axis=1)
     return values[:, np.ptp(values, axis=0) > 0.0]
+
+
+def _log_sd_ratios(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Log ratio (quantity,) of the sds of draws (draw, quantity) over those of themselves weighted (draw, 1)."""
+    sd = values.std(axis=0)
+    weighted_mean = (weights * values).sum(axis=0)
+    weighted_sd = np.sqrt((weights * (values - weighted_mean) ** 2).sum(axis=0))
+    return np.log(sd / np.maximum(weighted_sd, 1e-6 * sd))
 
 
 def _distances(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,8 +15,8 @@ from pyrobnn.core.groups import LOG_PRIOR, OBSERVED_DATA, POSTERIOR_PREDICTIVE
 from pyrobnn.diagnostics.check_table import AUDIT, OF_DENSITY, TABLE
 from pyrobnn.diagnostics.evidence import FEWEST_DRAWS, Evidence
 from pyrobnn.diagnostics.integrity import hopeless
-from pyrobnn.diagnostics.leave_one_out import own_latents
 from pyrobnn.diagnostics.limits import MIN_DATA
+from pyrobnn.diagnostics.own_latents import own_latents
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.row import made
 from pyrobnn.diagnostics.target import beside_posterior

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import arviz_stats
 import numpy as np
 import xarray as xr
 from arviz_stats.utils import ELPDData
-from scipy import stats
 from scipy.special import logsumexp
 
 from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import LEFT_OUT, SAMPLE_STATS
 from pyrobnn.core.seeding import own_stream
-from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, matched, spread, statistic
-from pyrobnn.diagnostics.grades import Found, Limits, Status
+from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.limits import MAX_DATA
 from pyrobnn.diagnostics.pareto import FEWEST_WEIGHTED, good_k, pareto_smooth
 from pyrobnn.diagnostics.prediction_metrics import pit_of
@@ -28,11 +26,6 @@ MAX_ROWS = 50_000
 _BLOCK = 4_000_000  # log-likelihood values that are smoothed at once
 #: share of the data whose k-hat may be too large before their PIT says nothing
 _UNRELIABLE = 0.1
-#: data for one value of a site from which on a datum moves its own prediction little
-_FEW_ROWS = 10
-#: draws and values that show whether values vary on their own
-_NUM_DRAWS = 400
-_NUM_VALUES = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,84 +324,3 @@ def refit_points(elpd: ELPDData) -> list[int]:
     if isinstance(elpd.pareto_k, xr.DataArray):
         rows = np.asarray(elpd.pareto_k["obs"])
     return [int(rows[at]) for at in np.argsort(-k, kind="stable") if k[at] > elpd.good_k]
-
-
-def tails(evidence: Evidence, limits: Limits) -> Found | None:
-    """Counts the observations that dominate the fit, beyond the number expected by chance.
-
-    They are those whose leave-one-out estimate is unreliable, as their Pareto k-hat shows.
-    """
-    elpd = loo(evidence)
-    if elpd is None:
-        return None
-    k = np.asarray(elpd.pareto_k).ravel()
-    k = k[~np.isnan(k)]
-    points = refit_points(elpd)
-    # of an approximation that is far off itself every datum is unreliable, which tells nothing of the data
-    far_off = evidence.is_iid and len(points) > 0.5 * k.size
-    # and where each has a latent value of its own, it decides that value by construction
-    expected = far_off or own_latents(evidence, k.size) is not None
-    status: Status = "info" if points else "pass"
-    if not expected and bool((k > _k_by_chance(evidence, elpd, limits[0] / k.size)).any()):
-        status = "warn"
-    removed = len(evidence.names(LEFT_OUT) and evidence.tree[LEFT_OUT]["row"])
-    numbers = {
-        "count": len(points),
-        "total": k.size,
-        "rows": points[:8],
-        "removed": removed,
-    }
-    code = "loo_exact" if removed and not points else ""
-    return Found(status, float(k[np.isfinite(k)].max()), code, numbers, elpd.good_k)
-
-
-def _k_by_chance(evidence: Evidence, elpd: ELPDData, rate: float) -> float:
-    """The k-hat that a reliable datum exceeds at a rate: one from a tail of M draws has the error (1 + k) / sqrt(M)."""
-    tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
-    error = (1.0 + elpd.good_k) / np.sqrt(tail)
-    return float(elpd.good_k + stats.norm.isf(rate) * error)
-
-
-# latent values of single data: an effect of each row, or of groups of a few rows
-
-
-class OwnLatents(NamedTuple):
-    """How many values a site has, and how many data there are."""
-
-    num_values: int
-    num_data: int
-
-
-@statistic
-def own_latents(evidence: Evidence, num_data: int) -> OwnLatents | None:
-    """The largest site that has a value for every ten data or fewer; None where none has.
-
-    Such a value is drawn to its data. In-sample errors are then small and lie on the same side of the predicted mean as
-    the data do, of a right model too. Weights of a net, which all data share, do not count, nor what is computed from
-    fewer values.
-    """
-    most = 0
-    for name, draws in evidence.sites.items():
-        values = flattened(draws, 2)
-        size = values.shape[2]
-        is_computed = name in evidence.computed or name.startswith(WEIGHTS)
-        if is_computed or size <= max(most, num_data / _FEW_ROWS):
-            continue
-        if _vary_on_their_own(values.reshape(-1, size)):
-            most = size
-    return OwnLatents(most, num_data) if most else None
-
-
-def _vary_on_their_own(values: np.ndarray) -> bool:
-    """Whether draws (draw, value) move in about as many directions as there are values; so too of a single draw."""
-    num_draws, size = values.shape
-    sample = values[spread(num_draws, _NUM_DRAWS)][:, spread(size, _NUM_VALUES)].astype(np.float64)
-    deviations = sample - sample.mean(axis=0)
-    deviations = deviations[:, np.ptp(sample, axis=0) > 0.0]
-    if num_draws < 2:
-        return True
-    if not deviations.size:
-        return False
-    directions = deviations / np.linalg.norm(deviations, axis=0)
-    rank = int(np.linalg.matrix_rank(directions, rtol=1e-3))
-    return 2 * rank > min(len(sample) - 1, sample.shape[1])

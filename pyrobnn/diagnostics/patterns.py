@@ -16,13 +16,9 @@ from pyrobnn.diagnostics.class_points import class_points, class_replicates
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, grade_tested
 from pyrobnn.diagnostics.labels import feature_names
-from pyrobnn.diagnostics.leave_one_out import (
-    OwnLatents,
-    left_out_mean,
-    left_out_pit,
-    own_latents,
-)
+from pyrobnn.diagnostics.leave_one_out import left_out_mean, left_out_pit
 from pyrobnn.diagnostics.limits import LEVEL, MAX_DATA, MIN_DATA
+from pyrobnn.diagnostics.own_latents import OwnLatents, own_latents
 from pyrobnn.diagnostics.points import held_out_pit
 from pyrobnn.diagnostics.prediction_metrics import pit_of
 

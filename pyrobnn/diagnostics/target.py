@@ -105,8 +105,7 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
     shift = _beyond_chance(change.shift, change.shift_error)
     log_ratio = _beyond_chance(change.log_ratio, change.log_ratio_error)
     status = grade_by_kind(shift, np.exp(-log_ratio), kinds, limits)
-    medians = [float(np.median(log_ratios)) for log_ratios in by_kind(change.log_ratio, kinds)]
-    ratio = float(np.exp(max(medians, key=abs)))
+    ratio = _typical_ratio(change.log_ratio, kinds)
     numbers = {
         "shift": float(np.nanmedian(np.abs(change.shift))),
         "inverse": 1.0 / ratio,
@@ -114,6 +113,12 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
     }
     result = Found(status, ratio, "", numbers, alike)
     return _unless_unmoved(result, evidence, before, after)
+
+
+def _typical_ratio(log_ratio: np.ndarray, kinds: np.ndarray) -> float:
+    """The ratio of sds that is typical of the kind of points where it is farthest from one."""
+    medians = [float(np.median(of_kind)) for of_kind in by_kind(log_ratio, kinds)]
+    return float(np.exp(max(medians, key=abs)))
 
 
 def density_moves(evidence: Evidence, limits: Limits) -> Found | None:

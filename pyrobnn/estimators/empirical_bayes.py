@@ -271,20 +271,7 @@ def select_prior_width(
     """
     layers = [name.rpartition(".")[0] for name in model.priors if name.startswith(NET)]
     layers = list(dict.fromkeys(layers))
-    own = model.likelihood.own.kinds
-    # of more weights the nearest Gaussian takes minutes
-    small = len(layers) == 1 and model.num_weights <= 1000
-    nearest = small and method.structure in ("auto", "full") and not own
-    search = method.search
-    if search.batch_size is None:
-        # L-BFGS on all of the data finishes it
-        search = replace(search, num_steps=max(1, search.num_steps // 10))
-    untuned = replace(
-        method,
-        tune=None,
-        curvature="variational" if nearest else "ggn",
-        map=search,
-    )
+    untuned = _of_known_widths(method, model, len(layers))
     rows = subset(x, y)
     one_draw = RunOptions(**options)
     one_draw["num_draws"] = 1
@@ -303,6 +290,24 @@ def select_prior_width(
     meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
     words = _words_of_widths(best.factors, len(widths.tries), subset_words)
     return replace(posterior, meta=meta), words
+
+
+def _of_known_widths(method: Laplace, model: BNN, num_layers: int) -> Laplace:
+    """The method of each fit with given widths: of a small linear model the Gaussian nearest to its posterior."""
+    # of more weights the nearest Gaussian takes minutes
+    is_small = num_layers == 1 and model.num_weights <= 1000
+    has_own = bool(model.likelihood.own.kinds)
+    nearest = is_small and method.structure in ("auto", "full") and not has_own
+    search = method.search
+    if search.batch_size is None:
+        # L-BFGS on all of the data finishes it
+        search = replace(search, num_steps=max(1, search.num_steps // 10))
+    return replace(
+        method,
+        tune=None,
+        curvature="variational" if nearest else "ggn",
+        map=search,
+    )
 
 
 def _words_of_widths(factors: Mapping[str, float], num: int, subset_words: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import pyro
 import torch
@@ -37,19 +38,20 @@ class TabularEnsemble(DeepEnsemble):
         problem: Problem,
         start: Tensor,
         run: FitRun,
-        *_: Any,
-        **__: Any,
+        ys: Tensor | None = None,
+        snapshot: Callable | None = None,
     ) -> Result:
         """By the members' losses in one pass: a third to a half of the CPU seconds of the general method.
 
-        A likelihood with parameters of its own is left to that.
+        A likelihood with parameters of its own, and members with targets of their own, are left to that.
         """
         density = problem.density
         likelihood = problem.bnn.likelihood
         head = cast(nn.Sequential, problem.bnn.net)[-1]
         shrink = 1 / (self.prior_sd**2 * problem.num_rows)
-        if not all(site.name.startswith(NET) for site in density.sites):
-            return super()._search(problem, start, run)
+        is_of_net = all(site.name.startswith(NET) for site in density.sites)
+        if ys is not None or not is_of_net:
+            return super()._search(problem, start, run, ys, snapshot)
 
         def losses(thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
             """Minus the log joint per row, but for a constant, (member,) of weights (member, P)."""

@@ -23,11 +23,11 @@ GRADES = torch.bucketize(Y, torch.tensor([-0.5, 0.0, 0.5]))
 GAPS = Y.clone()
 GAPS[::5] = math.nan
 
-Program = Callable[[Any, Any], Any]
-IDIOMS: dict[str, tuple[Program, Any, Any]] = {}
+Program = Callable[[Tensor, Tensor], Any]
+IDIOMS: dict[str, tuple[Program, Tensor, Tensor]] = {}
 
 
-def idiom(name: str, x: Any = X, y: Any = Y) -> Callable[[Program], Program]:
+def idiom(name: str, x: Tensor = X, y: Tensor = Y) -> Callable[[Program], Program]:
     """Register a program under the name of what is particular about it."""
 
     def register(program: Program) -> Program:

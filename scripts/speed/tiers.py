@@ -19,7 +19,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,6 +29,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 import pyrobnn as pb
+from pyrobnn.inference.fitting.problem import Metrics
 from pyrobnn.inference.method import Method
 from pyrobnn.model.compile.forecast import Forecast, Work
 
@@ -92,7 +92,7 @@ class Clock:
         self.steps: list[int] = []
         self.seconds: list[float] = []
 
-    def __call__(self, step: int, _: Mapping[str, object]) -> bool:
+    def __call__(self, step: int, _: Metrics) -> bool:
         self.steps.append(step)
         self.seconds.append(cpu_seconds())
         return self.is_over

@@ -30,8 +30,10 @@ RESULTS = Path(__file__).with_name("records.jsonl")
 DRAWS = Path(__file__).with_name("four_clusters.nc")
 #: records, each made when it is asked for
 Records = Iterator[dict[str, Any]]
+#: entries by which a record is known
+Key = Mapping[str, str | int | float]
 #: whether there is a record with these entries
-Known = Callable[[Mapping[str, Any]], bool]
+Known = Callable[[Key], bool]
 
 
 def chains(
@@ -113,7 +115,7 @@ def main() -> None:
     settings = Settings(tuple(options.prior), nuts, options.keep)
     done = read_records(options.results)
 
-    def known(key: Mapping[str, Any]) -> bool:
+    def known(key: Key) -> bool:
         return any(key.items() <= record.items() for record in done)
 
     warnings.simplefilter("ignore")

@@ -165,6 +165,7 @@ FITS = {
 }
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",

@@ -279,6 +279,7 @@ def test_a_pickle_of_an_estimator_holds_no_row(kind):
         _ = again.verdict_
 
 
+@pytest.mark.usefixtures("few_moves")
 def test_a_verdict_that_was_asked_for_is_in_the_pickle_and_a_copy_can_still_judge(table, fitted):
     judged = copy.deepcopy(fitted)
     verdict = judged.verdict_
@@ -389,6 +390,7 @@ def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows
     assert model.score(x[160:], y[160:]) > 0.9 * line.score(x[160:], y[160:])
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.slow
 @QUICK
 def test_the_verdict_is_kept_until_the_next_fit(table):
@@ -399,6 +401,7 @@ def test_the_verdict_is_kept_until_the_next_fit(table):
     assert model.fit(x, y).verdict_ is not verdict
 
 
+@pytest.mark.usefixtures("few_moves")
 def test_the_verdict_calls_columns_by_their_names():
     generator = np.random.default_rng(0)
     x = pd.DataFrame(generator.normal(size=(300, 2)), columns=["rain", "wind"])

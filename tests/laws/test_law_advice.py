@@ -172,10 +172,14 @@ STEPS = {"num_steps": 20, "compile": False}
 @pytest.mark.parametrize("method", [pb.MLE, pb.MAP, pb.DeepEnsemble, pb.SGLD, pb.SGHMC])
 def test_a_program_takes_its_batches_as_the_refusal_says(method):
     x = torch.linspace(-1, 1, 40)
-    steps = {"compile": False} if method in (pb.SGLD, pb.SGHMC) else STEPS
+    steps = STEPS
+    options = {}
+    if method in (pb.SGLD, pb.SGHMC):
+        steps = {"num_chains": 2, "num_warmup": 20, "init_steps": 20, "compile": False}
+        options = {"num_draws": 5}
     with pytest.raises(pb.Refused, match="subsample_size=100"):
-        method(batch_size=10, **steps).fit(whole, x, x)
-    method(**steps).fit(drawn, x, x)
+        method(batch_size=10, **steps).fit(whole, x, x, **options)
+    method(**steps).fit(drawn, x, x, **options)
 
 
 def test_a_program_with_a_value_for_each_row_is_told_when_it_cannot_draw_batches():

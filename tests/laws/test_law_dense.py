@@ -94,6 +94,7 @@ PAIRS += [("denoise", method) for method in ("SVI", "last layer", "Kronecker")]
 PAIRS += [("mask", "SWAG")]
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_every_method_fits_predicts_and_is_judged(name, method, tmp_path):
     model, x, y, shape = model_of(name)

@@ -500,10 +500,10 @@ READERS = {
     "update": lambda posterior, x, y: posterior.update(x[:3], y[:3]).diagnose(),
     "remove": lambda posterior, x, y: posterior.remove([1, 2]).to_datatree(x[3:], y[3:]),
     "NUTS from there": lambda posterior, x, y: OF_PROGRAMS["NUTS"].fit(
-        stiff, LINE, HEIGHTS, init=posterior
+        stiff, LINE, HEIGHTS, num_draws=10, init=posterior
     ),
     "SVI from there": lambda posterior, x, y: OF_PROGRAMS["SVI"].fit(
-        stiff, LINE, HEIGHTS, init=posterior
+        stiff, LINE, HEIGHTS, num_draws=10, init=posterior
     ),
 }
 

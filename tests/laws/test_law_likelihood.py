@@ -522,6 +522,7 @@ def test_every_method_fits_it_or_refuses_in_words(name, method, tmp_path):
     torch.testing.assert_close(again.predict(x).log_prob(y), p.log_prob(y))
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize("name", CASES)
 def test_a_tree_of_every_likelihood_is_scored_and_judged(name):
     x, y = data(name)
@@ -686,6 +687,7 @@ def test_outliers_do_not_spoil_a_line_under_heavy_tails():
     assert off["t"] < 0.15 and off["normal"] > 1.0
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize("method", ["MAP", "Laplace-kron", "MCDropout"])
 def test_an_exposure_travels_with_its_rows(method):
     """Rates of one unit, learned from rows of very different exposure, in batches, standardised or not."""

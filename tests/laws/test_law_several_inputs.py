@@ -69,6 +69,7 @@ def fit(method: str) -> pb.Posterior:
     return config.fit(model(), inputs(), targets(), **options)
 
 
+@pytest.mark.usefixtures("few_moves")
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "MC dropout"])
 def test_every_method_fits_predicts_and_is_judged(method, tmp_path):
     x = inputs()

@@ -258,6 +258,7 @@ def test_a_verdict_and_the_draws_of_chains_are_in_the_file(tmp_path):
     assert meta["thinning"]["largest_shift_of_the_mean_in_sd"] < 1e-5
 
 
+@pytest.mark.usefixtures("few_moves")
 def test_an_estimator_exports_its_classes(tmp_path):
     model = pb.BNNClassifier("map", hidden=(), compile=False, random_state=0)
     model.fit(X.numpy(), ["hot" if label else "cold" for label in LABELS])

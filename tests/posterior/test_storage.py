@@ -117,6 +117,7 @@ def test_a_fresh_process_that_imports_the_posterior_alone_has_the_approximation(
     assert [*map(float, done.stdout.split())] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.usefixtures("few_moves")
 def test_a_tree_with_labels_comes_back(posterior, tmp_path):
     tree = posterior.to_datatree(*toy())
     names = [f"größe {i}" for i in range(len(toy()[0]))]
@@ -183,6 +184,7 @@ def test_a_folder_on_a_full_disk_is_refused_beforehand(tmp_path, monkeypatch):
         check_writable(tmp_path / "new")
 
 
+@pytest.mark.usefixtures("few_moves")
 def test_trees_hold_all_groups_and_are_readable_again(posterior, tmp_path):
     x, y = toy()
     tree = posterior.to_datatree(x, y, test=(x[:5], y[:5]), true_function=torch.sin)
@@ -217,6 +219,7 @@ def test_trees_hold_all_groups_and_are_readable_again(posterior, tmp_path):
     assert read(path).attrs["method"] == "DeepEnsemble"
 
 
+@pytest.mark.usefixtures("few_moves")
 def test_log_prior_of_the_tree_is_the_programs():
     model = toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
     x, y = toy()

@@ -120,6 +120,7 @@ def test_without_arvizs_plots_a_line_says_how_to_get_them_and_nothing_else_chang
     assert "arviz" not in write_report(of_approximations, tmp_path / "svi.html").read_text("utf-8")
 
 
+@pytest.mark.usefixtures("few_moves")
 @needs_arviz_plots()
 def test_arviz_draws_outcomes_of_a_method_of_few_draws():
     """Replicates beside ``y``, along a dimension that ArviZ stacks chains and draws as, were an error of its plots."""
