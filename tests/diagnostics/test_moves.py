@@ -286,11 +286,11 @@ def test_a_small_net_is_held_against_its_own_posterior():
     )
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.2])
-def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not(shift):
+@pytest.mark.parametrize(("shift", "status"), [(0.0, "pass"), (0.2, "pass"), (0.5, "warn")])
+def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not(shift, status):
     """Else of two approximations the nearer fails where the posterior's tail is heavier than a normal's.
 
-    A shift of 0.2 sd passes the moves, whose limit is 0.25 sd, and not 0.1, a probability.
+    A shift of 0.2 sd passes the moves, whose limit is 0.25 sd, and not 0.1, a probability; half an sd is no failure.
     """
     model, x, y, exact = CASES[2]
     tree = planted(model, exact, 1.0, shift).to_datatree(x, y)
@@ -301,8 +301,9 @@ def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not(shift):
     }
     tree["sample_stats"] = xr.Dataset(stats)
     verdict = diagnose(tree)
-    assert find(verdict, "function_moves").status == "pass"
-    assert find(verdict, "importance").code == "khat_undecided" and verdict.draws == "pass"
+    assert find(verdict, "function_moves").status == status
+    assert find(verdict, "importance").code == "khat_undecided"
+    assert (verdict.draws == "pass") == (status == "pass")
     tree[MOVED] = tree[MOVED].to_dataset().assign(arrived=0)
     assert find(diagnose(tree), "importance").status == "fail"
 
