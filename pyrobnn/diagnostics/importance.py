@@ -12,7 +12,7 @@ from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, Status, grade, worse
 from pyrobnn.diagnostics.limits import CHANGE_LIMITS, ENOUGH_DRAWS, SIGMAS
 from pyrobnn.diagnostics.pareto import FEWEST_WEIGHTED, PARETO_K, good_k, pareto_smooth
-from pyrobnn.diagnostics.target import function_moves
+from pyrobnn.diagnostics.target import beside_posterior, function_moves
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +65,8 @@ def weighted(evidence: Evidence, limits: Limits) -> Found | None:
 
     Of a program its named sites are compared. Where the weights are too unequal for a comparison, their Pareto k-hat
     is shown. A k-hat beyond its limit decides nothing for a net with hidden units, nor where the function stays the
-    same when draws are moved (`function_moves`): a heavy tail of the weights is enough to raise it. Of a program it
-    decides, because moves do not find the neck of a funnel.
+    same when draws are moved or can be held against chains that have arrived (`function_moves`): a heavy tail of the
+    weights is enough to raise it. Of a program it decides, because moves do not find the neck of a funnel.
     """
     _, _, limit_of_ratio, _ = limits
     log_p = evidence.log_target
@@ -102,7 +102,8 @@ def _unreliable(evidence: Evidence, smoothed: Importance) -> Found:
     undecided = evidence.has_hidden_units
     if not undecided and evidence.f is not None:
         moves = function_moves(evidence, CHANGE_LIMITS)
-        undecided = moves is not None and moves.status == "pass"
+        knows_better = bool(beside_posterior(evidence))
+        undecided = moves is not None and (moves.status == "pass" or knows_better)
     if undecided:
         return Found("info", value, "khat_undecided", numbers, smoothed.good_k)
     code = "khat_infinite" if value is None else "khat"

@@ -36,6 +36,8 @@ _MOST_CORRELATED = 0.65
 _FEWEST_EFFECTIVE_DRAWS = 4.0
 #: least ratio by which the sd of a positive quantity is scaled up
 _LEAST_RATIO = 0.25
+#: points that chains began at, below which a jackknife over them says nothing
+_FEWEST_POINTS = 3
 
 
 def virial(evidence: Evidence, limits: Limits) -> Found | None:
@@ -292,13 +294,20 @@ class _Comparison(NamedTuple):
         shift: distance of the means, in sds of the chains.
         log_ratio: of the approximation's sd over that of the chains.
         regions: the region of every probe, (probe,).
-        slack: what chance may add to a shift or a log ratio.
+        chance: what chance may add to a shift and to a log ratio.
     """
 
     shift: np.ndarray
     log_ratio: np.ndarray
     regions: np.ndarray
-    slack: float
+    chance: _Chance
+
+
+class _Chance(NamedTuple):
+    """What chance may add to a shift of the mean, in sds, and to a log ratio of sds, (probe, output) each."""
+
+    shift: np.ndarray
+    log_ratio: np.ndarray
 
 
 class _Region(NamedTuple):
@@ -345,24 +354,58 @@ def _judge_beside(evidence: Evidence, limits: Limits, arrived: bool) -> Found | 
 def _compared_with_chains(evidence: Evidence, arrived: bool) -> _Comparison | None:
     """The comparison; None where no chains have moved.
 
-    Of chains that have not arrived, two standard errors of as many draws as they began at are taken off every change:
-    draws of the posterior would not have changed at all. A linearised net is not where its chains begin: what they
-    still approach it by is no difference.
+    Of chains that have not arrived, what chance may do is taken off every change: draws of the posterior would not
+    have changed at all. A linearised net is not where its chains begin: what they still approach it by is no
+    difference.
     """
     regions = evidence.values(MOVED, "region")
     starts = evidence.values(MOVED, "starts")
     function = _moments(evidence, "approximate")
-    moved = _moments(evidence, "moved")
-    if function is None or moved is None or regions is None or starts is None:
+    f_moved = _function(evidence, "moved")
+    if function is None or f_moved is None or regions is None or starts is None:
         return None
+    moved = _moments_of(f_moved)
     shift = function.mean - moved.mean
     log_ratio = function.log_sd - moved.log_sd
     begun = _moments(evidence, "started")
     if begun is not None and not arrived:
         shift = np.where(shift * (moved.mean - begun.mean) > 0, 0.0, shift)
         log_ratio = np.where(log_ratio * (moved.log_sd - begun.log_sd) > 0, 0.0, log_ratio)
-    slack = 0.0 if arrived else 2.0 / np.sqrt(float(starts))
-    return _Comparison(np.abs(shift) / np.exp(moved.log_sd), log_ratio, regions, slack)
+    none = np.zeros_like(shift)
+    chance = _Chance(none, none)
+    if not arrived:
+        chance = _chance(f_moved, evidence.values(MOVED, "moved_start"), float(starts))
+    return _Comparison(np.abs(shift) / np.exp(moved.log_sd), log_ratio, regions, chance)
+
+
+def _chance(f: np.ndarray, start: np.ndarray | None, num_starts: float) -> _Chance:
+    """Half a 95 % interval of the mean and of the log sd by chains that have not arrived.
+
+    Chains that began at one point may still be near it: what varies independently are these points, and the jackknife
+    leaves out the chains of one at a time. Where fewer than three are known, as in files of earlier versions, two
+    standard errors of that many independent draws.
+
+    Args:
+        f: draws of the chains (draw, probe, output).
+        start: which point the chain of a draw began at, (draw,).
+        num_starts: different points that chains began at.
+    """
+    points = np.unique([] if start is None else start)
+    if start is None or len(points) < _FEWEST_POINTS:
+        two_errors = np.full(f.shape[1:], 2.0 / np.sqrt(num_starts))
+        return _Chance(two_errors, two_errors)
+    f = f - f.mean(axis=0)
+    without = [_moments_of(f[start != point]) for point in points]
+    half_width = float(stats.t.ppf(0.975, len(points) - 1))
+    mean_error = _jackknife_error(np.stack([moments.mean for moments in without]))
+    log_sd_error = _jackknife_error(np.stack([moments.log_sd for moments in without]))
+    shift = half_width * mean_error / np.exp(_moments_of(f).log_sd)
+    return _Chance(shift, half_width * log_sd_error)
+
+
+def _jackknife_error(without: np.ndarray) -> np.ndarray:
+    """The standard error of an estimate, from its values without each of several groups, (group, …)."""
+    return np.sqrt((len(without) - 1.0) * without.var(axis=0))
 
 
 class _Moments(NamedTuple):
@@ -373,13 +416,22 @@ class _Moments(NamedTuple):
 
 
 def _moments(evidence: Evidence, name: str) -> _Moments | None:
-    """Of draws (draw, probe, output) of this name, logits less their mean over classes; None where there are none."""
-    f = evidence.values(MOVED, name)
-    if f is None:
-        return None
-    if evidence.likelihood == "categorical" and f.shape[-1] > 1:
-        f = f - f.mean(axis=-1, keepdims=True)
+    """The moments of the draws of this name; None where there are none."""
+    f = _function(evidence, name)
+    return None if f is None else _moments_of(f)
+
+
+def _moments_of(f: np.ndarray) -> _Moments:
+    """The moments of draws (draw, probe, output)."""
     return _Moments(f.mean(axis=0), np.log(np.maximum(f.std(axis=0), 1e-30)))
+
+
+def _function(evidence: Evidence, name: str) -> np.ndarray | None:
+    """Draws (draw, probe, output) of this name, logits less their mean over classes; None where there are none."""
+    f = evidence.values(MOVED, name)
+    if f is not None and evidence.likelihood == "categorical" and f.shape[-1] > 1:
+        f = f - f.mean(axis=-1, keepdims=True)
+    return f
 
 
 def _region(comparison: _Comparison, name: str, limits: Limits) -> _Region:
@@ -387,9 +439,10 @@ def _region(comparison: _Comparison, name: str, limits: Limits) -> _Region:
     is_inside = comparison.regions == name
     shift = comparison.shift[is_inside]
     log_ratio = comparison.log_ratio[is_inside]
+    chance = comparison.chance
     status = grade_by_kind(
-        np.maximum(shift - comparison.slack, 0.0),
-        np.exp(-np.maximum(np.abs(log_ratio) - comparison.slack, 0.0)),
+        np.maximum(shift - chance.shift[is_inside], 0.0),
+        np.exp(-np.maximum(np.abs(log_ratio) - chance.log_ratio[is_inside], 0.0)),
         comparison.regions[is_inside],
         limits,
     )

@@ -40,7 +40,7 @@ _NUM_GROUPS = 12
 _NUM_ELSEWHERE = 4
 _LARGEST_GROUP = 8
 #: seconds that these chains may take, about, and the leapfrog steps below which they would show nothing
-_BUDGET = 2.0
+_BUDGET = 4.0
 _FEWEST_LEAPFROGS = 120
 #: draws of the approximation of which the function is taken
 _COMPARED = 1000
@@ -173,7 +173,7 @@ def function_beside_posterior(
     """A net's function under the draws of an approximation, and under short chains that begin at these draws.
 
     The chains sample the posterior of the net itself, even where predictions are those of a linearised net. They run
-    until they have arrived, and for two seconds at most by a rule of thumb that is the same on every machine
+    until they have arrived, and for four seconds at most by a rule of thumb that is the same on every machine
     (:class:`~pyrobnn.posterior.chain_groups.Groups`). Some of the groups begin at likely draws from the prior.
 
     Args:
@@ -183,11 +183,12 @@ def function_beside_posterior(
 
     Returns:
         Dataset with ``approximate`` (approximate_draw, region_probe, output) and ``moved`` (moved_draw, region_probe,
-        output), values of the function in the units of y; of a linearised net ``started`` (started_draw, region_probe,
-        output), those of the net itself at the draws, where the chains begin; ``region_x`` (region_probe, feature) and
-        ``region``; ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``,
-        ``nested_rhat``, ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC
-        dropout, or too few steps can be paid for.
+        output), values of the function in the units of y; ``moved_start`` (moved_draw,), which point the chain of a
+        draw began at; of a linearised net ``started`` (started_draw, region_probe, output), those of the net itself at
+        the draws, where the chains begin; ``region_x`` (region_probe, feature) and ``region``; ``arrived`` (),
+        ``starts`` (), different points that the chains began at, ``transitions``, ``nested_rhat``, ``drift`` and
+        ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few steps can be
+        paid for.
     """
     plain = replace(posterior, network=None, moments=None)
     density = posterior_density(plain, x, y)
@@ -200,6 +201,7 @@ def function_beside_posterior(
     starts = _starts_at_draws(posterior, density, plan.num_groups)
     groups = _moved_groups(density, starts, plan, probes.x)
     f_moved = _moved_posterior(plain, density, groups).function(probes.x)
+    moved_start = _start_of_chains(starts, groups).repeat_interleave(f_moved.shape[1])
     num_draws = max(1, _COMPARED // posterior.num_chains)
     f = posterior.thin(num_draws).function(probes.x)
     region_x = probes.x.reshape(len(probes.x), -1)
@@ -207,6 +209,7 @@ def function_beside_posterior(
         {
             "approximate": (("approximate_draw", "region_probe", "output"), _by_draw(f)),
             "moved": (("moved_draw", "region_probe", "output"), _by_draw(f_moved)),
+            "moved_start": ("moved_draw", moved_start.numpy()),
             "region": ("region_probe", np.array(probes.regions)),
             "region_x": (("region_probe", "feature"), region_x.cpu().numpy()),
             "arrived": int(groups.arrived),
@@ -284,6 +287,14 @@ def _moved_posterior(
         if name not in moved:
             fixed[name] = value[:1, :1].expand(*z.shape[:2], *value.shape[2:])
     return replace(posterior, draws=posterior.draws | moved | fixed)
+
+
+def _start_of_chains(starts: Tensor, groups: Groups) -> Tensor:
+    """Which point every chain whose draws count began at, (chain,): groups that began at one draw share a number."""
+    _, number = torch.unique(starts, dim=0, return_inverse=True)
+    elsewhere = len(starts) + torch.arange(int(groups.is_elsewhere.sum()))
+    by_group = torch.cat([number.cpu(), elsewhere])
+    return by_group.repeat_interleave(groups.size)[groups.mask() & _counted(groups)]
 
 
 def _by_draw(f: Tensor) -> np.ndarray:

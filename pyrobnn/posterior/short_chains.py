@@ -45,7 +45,10 @@ _CHEAP_SECONDS = 0.005
 
 
 class Visit(NamedTuple):
-    """Where the chains are after a transition, (chain, dim), and what it was like, (chain,) each."""
+    """Where the chains are after a transition, (chain, dim), and what it was like, (chain,) each.
+
+    A path is ``diverging`` where a finer step has not helped: a long one may be unstable anywhere, and is rejected.
+    """
 
     z: Tensor
     log_density: Tensor
@@ -149,7 +152,7 @@ class ShortChains:
             torch.where(accepted, end.log_density, self.log_density),
             torch.where(accepted, energy + error, energy),
             rate,
-            ~(error <= _DIVERGENT),
+            ~(error <= _DIVERGENT) & is_finer.to(error.device),
             length,
             self.step,
         )

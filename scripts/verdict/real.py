@@ -4,7 +4,7 @@
     python scripts/verdict/real.py --refine 10    # and each fit is refined
 
 One JSON line a fit: how far it is from the truth, what the verdict says without any reference, and the CPU seconds that
-judging took. What the file has is not run again.
+fit and judging took. What the file has is not run again.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def fitted(
     """The record of one fit."""
     problem = PROBLEMS[name]
     x, y = problem.data()
-    begun = time.perf_counter()
+    begun = time.process_time()
     posterior = METHODS[method].fit(problem.model(), x, y)
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     record = {"problem": name, "method": method, "fit_seconds": round(seconds, 2)}
     record |= judged(posterior, problem, true)
     if refine is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -15,7 +16,7 @@ import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.posterior.arrival import arrival, effective_draws, nested_rhat
 from pyrobnn.posterior.invariance import posterior_density
-from pyrobnn.posterior.short_chains import starts_elsewhere
+from pyrobnn.posterior.short_chains import HamiltonianPath, ShortChains, starts_elsewhere
 
 Y = torch.tensor([0.5, 1.5, 1.0, 0.2])
 
@@ -82,6 +83,25 @@ def test_a_refined_ensemble_has_all_that_chains_have(refined_net):
     assert all(values.shape == shape for values in refined.sample_stats.values())
     verdict = refined.diagnose()
     assert verdict.draws == "pass", verdict
+
+
+@pytest.mark.parametrize(("width", "diverges"), [(1.0, False), (1e-3, True)])
+def test_a_path_diverges_where_a_finer_step_has_not_helped(width, diverges):
+    """Of a normal the longest steps are unstable once the step is near twice its sd: that says nothing of the draws."""
+
+    def gradient(z):
+        return -z / width**2, -0.5 * (z / width).square().sum(-1)
+
+    random = torch.Generator().manual_seed(0)
+    z = width * torch.randn(400, 3, generator=random, dtype=torch.float64)
+    chains = ShortChains.begin(gradient, z, random)
+    chains = replace(chains, step=1.9, scale=torch.ones_like(z[0]))
+    momentum = torch.randn(z.shape, generator=random, dtype=torch.float64)
+    begin = HamiltonianPath(z, momentum, *gradient(z))
+    longest = begin.after(gradient, 1.2 * chains.step * chains.scale, 8)
+    assert bool((longest.energy - begin.energy > 1000.0).all())
+    visits = [chains.transition(gradient, random).visits[-1] for _ in range(10)]
+    assert bool(torch.stack([visit.diverging for visit in visits]).any()) == diverges
 
 
 def test_a_net_of_one_layer_arrives_at_its_exact_posterior():
