@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 
 def log_density(error: np.ndarray, var: np.ndarray | np.floating | float) -> np.ndarray:
@@ -29,14 +28,3 @@ def quiet() -> Iterator[None]:
     """Without warnings of fits that are tried: those of the one that is kept follow."""
     with warnings.catch_warnings(action="ignore"):
         yield
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """With small tensors several threads are slower than one, and far slower on cores that other processes use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

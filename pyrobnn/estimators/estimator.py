@@ -30,7 +30,7 @@ from pyrobnn.core.findings import Finding, warn
 from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
-from pyrobnn.core.threads import process_state
+from pyrobnn.core.threads import one_thread, process_state
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, Missing, check_names
 from pyrobnn.data.dataset import Task
@@ -44,7 +44,7 @@ from pyrobnn.estimators.auto import (
     prior_facts,
 )
 from pyrobnn.estimators.chains_of_fit import at_posterior
-from pyrobnn.estimators.comparison import gain, one_thread, quiet
+from pyrobnn.estimators.comparison import gain, quiet
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, subset
 from pyrobnn.estimators.features import Offset
 from pyrobnn.estimators.fits import Fit, RunOptions

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.matrices import power_iteration
+from pyrobnn.core.threads import threads_by_need
 from pyrobnn.inference.chain_steps import (
     Batch,
     ChainStep,
@@ -377,7 +378,7 @@ def run_chains(
     walk.begin(state)
     stage = fit_run.stages.begin(batches)
     stage.resume(walk)
-    with watch, stage:
+    with watch, threads_by_need(), stage:
         walk.take(watch, stage, fit_run.seed)
     seconds = time.perf_counter() - started
     if not record.draws:

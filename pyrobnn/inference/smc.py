@@ -17,6 +17,7 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.core.memory import require
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator
+from pyrobnn.core.threads import threads_by_need
 from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage, States
 from pyrobnn.inference.fitting.checkpoints import Fields, Stage, fields_of
 from pyrobnn.inference.fitting.floats import full_float32
@@ -194,7 +195,7 @@ class SMC(Method):
         with full_float32(problem.device), torch.no_grad():
             stage = run.stages.begin()
             course = _Course(self, problem, run, stage)
-            with course.watch, stage:
+            with course.watch, threads_by_need(), stage:
                 course.run()
             z, log_joint, ancestor = course.draws()
             draws = density.constrain(z)

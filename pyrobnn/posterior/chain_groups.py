@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.seeding import generator
+from pyrobnn.core.threads import threads_by_need
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.likelihoods.base import identified
@@ -80,6 +81,7 @@ class Groups:
         self._quantities = quantities
         self._values: list[np.ndarray] = []
 
+    @threads_by_need()
     def run(self, spent: Callable[[ShortChains], float]) -> None:
         """Move the chains until they have arrived or all of a budget is spent; ``spent`` is its share so far."""
         next_check = _FIRST_CHECK

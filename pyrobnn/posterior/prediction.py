@@ -21,9 +21,12 @@ from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.catalogue import Categorical
 from pyrobnn.model.likelihoods.dense import DenseCategorical
 from pyrobnn.model.output_shape import check_positions, target_shape
+from pyrobnn.posterior.mixture_quantiles import where_reached
 
 #: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
 CHUNK_SCALARS = 2**24
+#: scalars of float64 that fit in the cache of a core
+_CACHED_SCALARS = 2**17
 #: exact mean and variance of the function, both (point, out)
 Moments: TypeAlias = tuple[Tensor, Tensor]
 
@@ -245,49 +248,87 @@ class Prediction:
         levels = as_tensor("q", q).to(self.f.device, torch.float64)
         if not levels.numel() or not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
-        quantiles = torch.stack([self._quantile(level) for level in levels.reshape(-1).tolist()])
+        quantiles = self._quantiles(levels.reshape(-1).tolist())
         return self._in_y(quantiles.reshape(levels.shape + self.loc.shape[2:])).to(self.f.dtype)
 
-    def _quantile(self, level: float) -> Tensor:
-        """One quantile of every (point, out), in the units of the program: where F is q to a billionth of its tail.
+    def _quantiles(self, levels: Sequence[float]) -> Tensor:
+        """Quantiles (level, point, out) in the units of the program: where F is q to a billionth of its tail.
 
-        A single normal has a formula. Elsewhere some 128 draws say where to look; a bracket around there grows until it
-        holds the quantile.
+        A single normal has a formula.
         """
         if self.likelihood.targets.normal and self.standard_f[..., 0, 0].numel() == 1:
             loc, scale = self.likelihood.loc_scale(self.standard_f[0, 0].double(), self._only_draw)
-            return loc + NormalDist().inv_cdf(level) * scale
+            return torch.stack([loc + NormalDist().inv_cdf(level) * scale for level in levels])
+        if self.likelihood.targets.kind == "count":
+            return torch.stack([self._count_quantile(level) for level in levels])
+        # rows of which the scalars of all draws stay in the cache of a core while every level is looked for
+        at_once = max(1, _CACHED_SCALARS // self.standard_f[..., 0, :].numel())
+        num_points = self.standard_f.shape[2]
+        pieces = [
+            self._quantiles_of(slice(start, start + at_once), levels)
+            for start in range(0, num_points, at_once)
+        ]
+        return torch.cat(pieces, 1)
+
+    def _quantiles_of(self, rows: slice, levels: Sequence[float]) -> Tensor:
+        """Quantiles (level, row, out) of continuous targets; some 128 of the draws say where to begin."""
+        num_draws = self.standard_f[..., 0, 0].numel()
+        strides = (num_draws // 128, 1) if num_draws >= 256 else (1,)
+        below = self._mixture_cdf(rows)
+        center, scale = self._center_and_scale(rows)
+        quantiles = []
+        for level in levels:
+            standard = NormalDist().inv_cdf(level)
+            y = center + standard * scale
+            slope = NormalDist().pdf(standard) / scale
+            for stride in strides:
+                tolerance = (1e-9 if stride == 1 else 1e-3) * min(level, 1 - level)
+                of_draws = partial(below, stride=stride)
+                y, slope = where_reached(of_draws, level, y, slope, tolerance)
+            quantiles.append(y)
+        return torch.stack(quantiles)
+
+    def _mixture_cdf(self, rows: slice) -> Callable[[Tensor, int], Tensor]:
+        """P(Y ≤ y) at y (row, out) over every ``stride``-th draw, a function of y and of the stride."""
+        draws = self.standard_f[:, :, rows].double().flatten(0, 1).contiguous()
+        params = {name: value.double().flatten(0, 1) for name, value in self.params.items()}
+
+        def below(y: Tensor, stride: int) -> Tensor:
+            strided = {name: value[::stride] for name, value in params.items()}
+            return self.likelihood.cdf(draws[::stride], y, strided)[1].mean(0)
+
+        return below
+
+    def _center_and_scale(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation (row, out) in the units of the program; 0 and 1 where there are none."""
+        mean, var = (values[:, :, rows].double().flatten(0, 1) for values in self._mean_variance)
+        scale = (var.mean(0) + mean.var(0, correction=0)).sqrt()
+        is_known = (scale > 0) & scale.isfinite()
+        return mean.mean(0).nan_to_num(0.0, 0.0, 0.0), torch.where(is_known, scale, 1.0)
+
+    def _count_quantile(self, level: float) -> Tensor:
+        """A quantile (point, out) of counts: the least whose probability to be reached is the level or more.
+
+        Some 128 draws say where to look; a bracket around there grows until it holds the quantile.
+        """
         # imported late: a fit needs none of it
         from scipy.optimize import elementwise
 
-        y = _mean(self._mean_variance[0].double()).nan_to_num(0.0, 0.0, 0.0).flatten().cpu().numpy()
+        mean = _mean(self._mean_variance[0].double()).nan_to_num(0.0, 0.0, 0.0)
+        y = mean.flatten().cpu().numpy()
         num_draws = self.standard_f[..., 0, 0].numel()
-        is_count = self.likelihood.targets.kind == "count"
-        reach = 1.0
         cells = np.arange(len(y))
         strides = (num_draws // 128, 1) if num_draws >= 256 else (1,)
         for stride in strides:
             excess = partial(self._excess, level=level, stride=stride)
-            bracket = elementwise.bracket_root(
-                excess,
-                y - reach,
-                y + reach,
-                args=(cells,),
-            ).bracket
-            tolerance = (1e-9 if stride == 1 else 1e-3) * min(level, 1 - level)
-            root = elementwise.find_root(
-                excess,
-                bracket,
-                args=(cells,),
-                # steps of a count are told apart, and stepped over where F is q exactly
-                tolerances={"xatol": 0.1} if is_count else {"fatol": tolerance},
-            )
+            bracket = elementwise.bracket_root(excess, y - 1.0, y + 1.0, args=(cells,)).bracket
+            # steps of a count are told apart, and stepped over where F is q exactly
+            tolerances = {"xatol": 0.1}
+            root = elementwise.find_root(excess, bracket, args=(cells,), tolerances=tolerances)
             y = np.asarray(root.x)
-            reach = 1.0 if is_count else 0.1
-        if is_count:
-            # by the excess over all draws: the last stride is one
-            y = _least_count(y, lambda counts: excess(counts, cells))
-        return torch.from_numpy(y).to(self.f.device)
+        # by the excess over all draws: the last stride is one
+        y = _least_count(y, lambda counts: excess(counts, cells))
+        return torch.from_numpy(y).to(self.f.device).reshape(mean.shape)
 
     @property
     def _only_draw(self) -> dict[str, Tensor]:
@@ -301,12 +342,11 @@ class Prediction:
         level: float,
         stride: int,
     ) -> np.ndarray:
-        """By how much P(Y ≤ at), over every ``stride``-th draw, exceeds the level, (value,).
+        """By how much P(Y ≤ at) of counts, over every ``stride``-th draw, exceeds the level, (value,).
 
-        Of counts at the whole number below. ``cells`` are positions in the flattened (point, out).
+        ``cells`` are positions in the flattened (point, out).
         """
-        is_count = self.likelihood.targets.kind == "count"
-        return self._below(np.floor(at) if is_count else at, cells, stride) - level
+        return self._below(np.floor(at), cells, stride) - level
 
     def _below(
         self,
@@ -319,8 +359,7 @@ class Prediction:
         out = self.loc.shape[-1]
         params = {name: value.flatten(0, 1)[::stride] for name, value in self.params.items()}
         pieces = []
-        # scalars that fit in the cache of a core
-        at_once = max(1, 2**17 // len(draws))
+        at_once = max(1, _CACHED_SCALARS // len(draws))
         for start in range(0, len(y), at_once):
             piece = slice(start, start + at_once)
             y_piece = torch.from_numpy(y[piece]).to(draws.device)[:, None].expand(-1, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
@@ -24,7 +25,14 @@ from models import normal_prior, toy
 from test_contract import FEW, METHODS, MODELS, WITH_Q, X, Y, fit, one_of_each_kind
 
 import pyrobnn as pb
-from pyrobnn.core.threads import Shared, process_state
+from pyrobnn.core.threads import (
+    Shared,
+    enter_large_step,
+    enter_small_step,
+    one_thread,
+    process_state,
+    threads_by_need,
+)
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import in_float64
 
@@ -551,3 +559,116 @@ def test_threads_that_compute_in_float64_leave_the_type_of_the_process():
         assert types == [torch.float64] and torch.get_default_dtype() == before
     finally:
         torch.set_default_dtype(before)
+
+
+# -- threads of torch --------------------------------------------------------------------------------------------------
+
+#: methods whose steps are compiled or traced one by one, few enough to be quick
+STEPPING = {
+    "MAP": pb.MAP(num_steps=60, compile=False),
+    "SVI": pb.SVI(num_steps=60, compile=False),
+    "NUTS": pb.NUTS(num_chains=2, num_warmup=2, compile=False),
+    "SGHMC": pb.SGHMC(num_chains=2, num_warmup=4, compile=False),
+    "SMC": pb.SMC(num_particles=16, compile=False),
+}
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+class Threads:
+    """A callback that looks how many threads torch computes on, here and in a thread that begins now.
+
+    Where that is one here it stops the fit, or raises the error.
+    """
+
+    def __init__(self, error: type[BaseException] | None = None) -> None:
+        self.here: list[int] = []
+        self.elsewhere: list[int] = []
+        self.error = error
+
+    def __call__(self, step: int, metrics: dict) -> bool:
+        self.here.append(torch.get_num_threads())
+        with ThreadPoolExecutor(1) as pool:
+            self.elsewhere.append(pool.submit(torch.get_num_threads).result())
+        if self.error is not None and self.here[-1] == 1:
+            raise self.error("in a callback")
+        return self.here[-1] == 1
+
+
+def wide_net(width: int) -> pb.BNN:
+    """A net whose largest matrix product multiplies 40 × width × width numbers."""
+    return pb.BNN(
+        pb.networks.mlp(1, (width, width), seed=0),
+        pb.priors.FanInNormal(),
+        pb.likelihoods.HomoskedasticGaussian(0.3),
+    )
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("name", STEPPING)
+def test_small_steps_are_computed_in_one_thread(name):
+    """On cores that others use as well, several wait for each other at every product: MAP took fifty times as long."""
+    threads = Threads()
+    num_draws = 1 if name == "MAP" else 4
+    # stopped before there was a draw
+    with contextlib.suppress(ValueError):
+        STEPPING[name].fit(wide_net(8), *toy(40), callbacks=[threads], num_draws=num_draws)
+    assert threads.here[-1] == 1 and set(threads.elsewhere) == {3}
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_large_steps_are_computed_in_all_threads():
+    threads = Threads()
+    pb.MAP(num_steps=20, compile=False).fit(wide_net(400), *toy(40), callbacks=[threads])
+    assert set(threads.here) == {3}
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.filterwarnings("ignore:MAP was interrupted")
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_fit_that_ends_early_leaves_the_threads_as_they_were(error):
+    threads = Threads(error)
+    with contextlib.suppress(error):
+        STEPPING["MAP"].fit(wide_net(8), *toy(40), callbacks=[threads])
+    assert threads.here[-1] == 1
+    assert torch.get_num_threads() == 3
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_loop_of_small_and_large_steps_changes_its_threads_once():
+    def num_threads_after(*steps: Callable[[], None]) -> list[int]:
+        with threads_by_need():
+            numbers = []
+            for step in steps:
+                step()
+                numbers.append(torch.get_num_threads())
+            return numbers
+
+    small, large = enter_small_step, enter_large_step
+    assert num_threads_after(small, small) == [1, 1]
+    assert num_threads_after(small, large, small) == [1, 3, 3]
+    # a fit inside of a callback of a fit knows what is outside of both
+    with threads_by_need():
+        small()
+        assert num_threads_after(large, small) == [3, 3]
+        assert torch.get_num_threads() == 1
+    small()
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_one_thread_is_that_of_the_caller_alone():
+    with one_thread():
+        assert torch.get_num_threads() == 1
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 3
+    assert torch.get_num_threads() == 3

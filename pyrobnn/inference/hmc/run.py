@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyrobnn.core.threads import threads_by_need
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.checkpoints import check_density
 from pyrobnn.inference.fitting.floats import PrecisionLoss
@@ -221,7 +222,7 @@ class Run:
         interrupts = DelayedInterrupt()
         saved = time.monotonic()
         try:
-            with interrupts:
+            with interrupts, threads_by_need():
                 if look is not None:
                     look(self._progress(chains, chains.ready, num_draws))
                 while True:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.findings import Finding
+from pyrobnn.core.threads import threads_by_need
 from pyrobnn.model.compile import compiled
 
 #: of :func:`descend_each`: evaluations between two looks, nats that a look must have gained, and nats behind the best
@@ -28,6 +29,7 @@ class _Outside(Exception):
     """A step of L-BFGS ended where there is no finite density, or steps have become noise."""
 
 
+@threads_by_need()
 def descend(
     slope: Callable[[Tensor], tuple[Tensor, Tensor]],
     theta: Tensor,
@@ -80,6 +82,7 @@ def descend(
     return theta.detach(), float(gradient_before.norm())
 
 
+@threads_by_need()
 @torch.no_grad()
 def descend_each(
     slope: Callable[[Tensor], tuple[Tensor, Tensor]],

@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.findings import Finding
+from pyrobnn.core.threads import threads_by_need
 from pyrobnn.inference.fitting.batches import Batches
 from pyrobnn.inference.fitting.checkpoints import Stage
 from pyrobnn.inference.fitting.floats import flushed
@@ -208,7 +209,7 @@ def minimize(
     stage = stage or Stage()
     stage.resume(stepper)
     step = int(stepper.step)
-    with watch, flushed(), stage:
+    with watch, flushed(), threads_by_need(), stage:
         while step < num_steps and watch.stopped != "callback":
             looked = step
             end = min(step - step % training.look_every + training.look_every, num_steps)

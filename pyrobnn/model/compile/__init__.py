@@ -26,10 +26,15 @@ from torch import Tensor
 from pyrobnn.core.private import Gone
 from pyrobnn.core.private_trace import trace
 from pyrobnn.core.seeding import kept
-from pyrobnn.core.threads import process_state
+from pyrobnn.core.threads import (
+    enter_large_step,
+    enter_small_step,
+    process_state,
+    threads_outside,
+)
 from pyrobnn.model.compile.agreement import disagreement, snapshot
 from pyrobnn.model.compile.code_folder import provide_folder
-from pyrobnn.model.compile.forecast import Forecast, Work, is_looped
+from pyrobnn.model.compile.forecast import Forecast, Work, is_looped, is_small
 from pyrobnn.model.compile.graph_nodes import library_calls, size
 from pyrobnn.model.compile.inductor import (
     Untraceable,
@@ -186,7 +191,7 @@ def compiled(
     inputs = [leaf.detach() for leaf in leaves]
     if clone:
         inputs = [_copied(leaf) for leaf in inputs]
-    with _tracing(inputs), _bodies_compiled(enabled not in (False, "trace")):
+    with threads_outside(), _tracing(inputs), _bodies_compiled(enabled not in (False, "trace")):
         try:
             execution = _execution(flat_fn, inputs, enabled, calls, name, say)
         except (Untraceable, Gone) as error:
@@ -264,11 +269,30 @@ def _execution(
         graph = traced(fn, inputs)
         forecast = Forecast(Work.of(graph), calls or 0)
         if enabled != "auto" or (forecast.tier == "trace" and not is_looped(graph)):
-            return _Execution(interpreted(graph, example), "graph", forecast)
+            is_short = is_small(graph)
+            return _Execution(_on_threads(interpreted(graph, example), is_short), "graph", forecast)
         inputs = example
     if say is not None:
         say(_compiling(forecast))
     return _Execution(*_checked(fn, inputs, name), forecast)
+
+
+def _on_threads(call: TensorFunction, is_small: bool) -> TensorFunction:
+    """A function that computes in this thread alone in a loop whose steps are all small."""
+    enter = enter_small_step if is_small else enter_large_step
+
+    def on_its_threads(*args: Tensor) -> Any:
+        enter()
+        return call(*args)
+
+    return on_its_threads
+
+
+def _on_fitting_threads(code: Code) -> TensorFunction:
+    """Machine code whose products, if any, are computed on the threads that they are worth."""
+    graph = code.graph()
+    # its own loops have their number of threads
+    return _on_threads(code.call, is_small(graph)) if library_calls(graph) else code.call
 
 
 def _check_classes(inputs: Sequence[Tensor]) -> None:
@@ -328,7 +352,7 @@ def _checked(fn: TensorFunction, inputs: list[Tensor], name: str) -> tuple[Calla
     code = _attempt(machine_code, fn, inputs, unwritten_inputs)
     if isinstance(code, Code):
         keep(code)
-        return code.call, "inductor"
+        return _on_fitting_threads(code), "inductor"
     slower = _attempt(public_code, fn, inputs, unwritten_inputs)
     if isinstance(slower, Code):
         verb = "gave wrong numbers" if code.kind == "wrong numbers" else "failed"

@@ -39,6 +39,9 @@ MEASURED = {
     "trace": _Costs(0.0, 0.0, 0.0, 2.8e-6, 1.4e-9, 0.036e-9),
 }
 
+#: seconds of an operation on one core from which on threads are quicker: ten times what they wait for each other
+_REPAYS_THREADS = 1e-4
+
 
 @dataclass(frozen=True)
 class Work:
@@ -100,6 +103,17 @@ class Forecast:
             "seconds_compiled": round(self.seconds("compiled"), 3),
             "seconds_traced": round(self.seconds("trace"), 3),
         }
+
+
+def is_small(graph: GraphModule) -> bool:
+    """Whether no operation of a graph takes so long on one core that several threads would save more than they wait."""
+    costs = MEASURED["trace"]
+    products = {call: _multiplications(graph, call) for call in library_calls(graph)}
+    return all(
+        costs.element * size(node) + costs.product * products.get(node, 0) < _REPAYS_THREADS
+        for node in graph.graph.nodes
+        if _computes(node)
+    )
 
 
 def is_looped(graph: GraphModule) -> bool:
