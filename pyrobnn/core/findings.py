@@ -460,6 +460,11 @@ MODEL: _Sentences = {
 }
 #: of how it ran
 RUN: _Sentences = {
+    "prior_narrowed": (
+        "nobody declared how wide the prior of so large a net is, FanInNormal() has a rule for it: standard deviations "
+        "{share:.2g} times as large have {gain:,.0f} nats more evidence, and the posterior is that of these. tune=None "
+        "keeps the rule's, and IIDPrior(Normal(0, s)) or a floor declares them"
+    ),
     "unbatched_chains": "the chains run one after the other, much slower: {why}",
     "float64_run": (
         "the run went on in float64, 1.3 to 2.4 times as slow: {reason}. The draws are float64, and "

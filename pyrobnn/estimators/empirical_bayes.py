@@ -72,7 +72,7 @@ def empirical_bayes(
     if not isinstance(method, Laplace):
         return None
     if likelihood.targets.kind == "label":
-        return select_prior_width if method.tune is not None else None
+        return select_prior_width if method.is_tuned else None
     if type(likelihood) not in (HomoskedasticGaussian, StudentT):
         return None
     if likelihood.own.kinds["scale"] == "fixed":
@@ -181,7 +181,7 @@ class _NoiseSearch:
 
     def _climb(self, net: BNN, share: float) -> Climb:
         scale = share * self.linear_noise
-        return climb(net, *self.rows, scale, self.least_noise, share**4, bool(self.method.tune))
+        return climb(net, *self.rows, scale, self.least_noise, share**4, self.method.is_tuned)
 
     def fits(self) -> list[Attempt]:
         """At most twelve fits: from each start, then from the best so far with the noise that its residuals ask for.
@@ -189,10 +189,10 @@ class _NoiseSearch:
         By stages, of which one that gains under a nat ends: the noise by the squared ratio that the residuals ask for,
         as small steps end early; by the ratio; and with the tuned prior too, whose gain reopens the last two.
         """
-        shares = SHARES if self.method.tune else SHARES[:1]
+        shares = SHARES if self.method.is_tuned else SHARES[:1]
         tries = [self.attempt(share * self.linear_noise, share**4) for share in shares]
         stages = ["squared ratio", "ratio"]
-        if self.method.tune:
+        if self.method.is_tuned:
             stages.append("prior")
         while stages and len(tries) < 12:
             best = max(tries, key=by_evidence)
@@ -215,7 +215,7 @@ class _NoiseSearch:
     ) -> Attempt:
         """The fit with that noise, and with that factor on the precision of the declared prior."""
         scale = torch.maximum(scale, self.least_noise)
-        tune = bool(self.method.tune)
+        tune = self.method.is_tuned
         known = with_known_noise(self.model, scale, factor if tune else None)
         posterior = self.method.fit(
             known,

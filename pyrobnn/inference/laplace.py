@@ -94,7 +94,10 @@ class Laplace(Method):
         subset: ``"all"``, ``"last_layer"`` or a tuple of site names (``"net.0.weight"``); the rest is held at the mode.
         tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``, one
             factor for all weights; ``"per_layer"``, by the same, one per layer; ``"cross_validation"``; or None, the
-            posterior of the model as declared. Cross-validation searches for a second mode on four fifths of the data
+            posterior of the model as declared. ``"auto"`` is that too, except that widths which nobody declared, of
+            large nets under :class:`~pyrobnn.priors.FanInNormal` without a floor, become narrower where the evidence
+            is for it, and never wider: a warning and ``meta["tuned"]`` say so.
+            Cross-validation searches for a second mode on four fifths of the data
             and judges by the fifth that this has not seen; it takes the factor closest to one that the best does not
             beat by a standard error, and around a net that you trained (``init``) none above one.
         predictive: ``"linearized"``: f(θ*) + J (θ − θ*) with exact mean and variance, the model whose posterior the
@@ -154,7 +157,7 @@ class Laplace(Method):
     curvature: Literal["ggn", "hessian", "variational"] | None = None
     structure: Literal["auto", "full", "kron", "diag"] = "auto"
     subset: Literal["all", "last_layer"] | tuple[str, ...] = "all"
-    tune: Literal["marginal_likelihood", "per_layer", "cross_validation"] | None = None
+    tune: Literal["auto", "marginal_likelihood", "per_layer", "cross_validation"] | None = "auto"
     predictive: Literal["linearized", "draws"] = "linearized"
     num_steps: int = 2000
     map: MAP | None = None
@@ -192,9 +195,9 @@ class Laplace(Method):
             check_choice,
             "tune",
             self.tune,
-            ("marginal_likelihood", "per_layer", "cross_validation"),
+            ("auto", "marginal_likelihood", "per_layer", "cross_validation"),
         )
-        if self.tune is not None and self.curvature not in (None, "ggn"):
+        if self.is_tuned and self.curvature not in (None, "ggn"):
             raise ValueError(
                 "'tune' needs a positive semidefinite curvature at the mode: use curvature='ggn'"
             )
@@ -213,6 +216,11 @@ class Laplace(Method):
             raise TypeError(
                 f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {names!r}"
             )
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the widths of the prior were asked to be found anew."""
+        return self.tune not in (None, "auto")
 
     @property
     def search(self) -> MAP:
@@ -279,7 +287,7 @@ class Laplace(Method):
             "subset": self.subset,
         }
         for name, value in options.items():
-            if value in ("kron", "last_layer") or (name == "tune" and value is not None):
+            if value in ("kron", "last_layer") or (name == "tune" and self.is_tuned):
                 raise Refused(
                     f"{name}={value!r} needs the output of a network, which a Pyro program has not: leave it out"
                 )
@@ -294,18 +302,22 @@ class Laplace(Method):
         """How the mode is searched for, and whether the data are too many for passes over all of them."""
         source = run.given
         search = self.search
+        num_rows = problem.num_rows
         if isinstance(source[1], DataLoader):
             # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
-            search = replace(search, batch_size=_batch_size(source[1], problem.num_rows))
+            search = replace(search, batch_size=_batch_size(source[1], num_rows))
             source = (in_standard_units(problem.bnn), problem.x, problem.y)
-        if search.batch_size is None or problem.num_rows <= MANY:
-            return _Plan(ModeSearch(search, source, POLISH_STEPS))
-        if not self._is_linear or run.init is not None:
-            return _Plan(ModeSearch(search, source, POLISH_STEPS), in_batches=True)
-        # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
-        num_passes = search.num_steps * search.batch_size // problem.num_rows
-        mode_search = ModeSearch(search, source, min(POLISH_STEPS, num_passes))
-        return _Plan(mode_search, in_batches=True, exact=True)
+        # by passes over all of the data at most as many as the search has made
+        finish = min(POLISH_STEPS, _num_passes(search, num_rows))
+        if search.batch_size is None or search.batch_size >= num_rows or run.init is not None:
+            finish = POLISH_STEPS
+        in_batches = search.batch_size is not None and num_rows > MANY
+        return _Plan(
+            ModeSearch(search, source, finish),
+            in_batches=in_batches,
+            # a linear model has its mode in closed form
+            exact=in_batches and self._is_linear and run.init is None,
+        )
 
     def _expansion(
         self,
@@ -324,10 +336,12 @@ class Laplace(Method):
         if plan.in_batches or (run.init is not None and problem.is_bnn):
             return expansion
         search = plan.search.map
+        num_passes = _num_passes(search, problem.num_rows)
+        polish_steps = search.polish_steps if search.batch_size is None else 0
         return approached(
             expansion,
             expand,
-            search.num_steps + search.polish_steps + plan.search.num_steps,
+            num_passes + polish_steps + plan.search.num_steps,
         )
 
     def _precision(
@@ -341,6 +355,12 @@ class Laplace(Method):
         if weights is None or self.tune is None:
             return expansion.precision
         centre = expansion.centre
+        if self.tune == "auto":
+            is_plain = self.curvature == "ggn" and centre.bnn.widths_by_rule
+            narrower = weights.narrowed_by_evidence(centre) if is_plain else None
+            if narrower is None:
+                return expansion.precision
+            return ggn_precision(centre, weights, narrower)
         if self.tune == "cross_validation":
             structure = weights.chosen.structure
             tuned = hold_out(search, centre, structure, run.init is not None, run.seed)
@@ -437,7 +457,7 @@ class Laplace(Method):
         """Refuse priors of the sites that Gauss-Newton's matrix, or what is done with it, can't take."""
         weights = {name: model.priors[name] for name in names if name.startswith(NET)}
         check_elementwise(weights)
-        if self.tune is not None:
+        if self.is_tuned:
             check_normal(weights)
         if self.curvature == "variational":
             check_normal(weights, "curvature='variational' needs", "use curvature='ggn'")
@@ -445,6 +465,12 @@ class Laplace(Method):
                 raise Refused(
                     "curvature='variational' takes no inferred noise: fix it, or use curvature='ggn'"
                 )
+
+
+def _num_passes(search: MAP, num_rows: int) -> int:
+    """Passes over all of the data to which the steps of a search amount."""
+    batch_size = min(search.batch_size or num_rows, num_rows)
+    return search.num_steps * batch_size // max(num_rows, 1)
 
 
 def _batch_size(loader: DataLoader, num_rows: int) -> int:

@@ -18,7 +18,7 @@ from pyrobnn.inference.fitting.initial import fresh_starts, start_values, starts
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
+from pyrobnn.inference.optim.descent import NUM_LOOKS, gain_left, polish, unfinished
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import Units, weight_spreads
@@ -31,7 +31,9 @@ from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
 #: rows up to which passes over all of them are cheap
-_MANY = 5000
+_MANY_ROWS = 5000
+#: of the rows that a search by mini-batches has seen, those that a look at its end may
+_LOOK_SHARE = 0.25
 #: what is added to the seed of a member for that of its batches
 _BATCHES = 2**40
 
@@ -438,7 +440,7 @@ class MAP(Trained):
     def _below_saddle(self, problem: Problem, result: Result) -> Result:
         """The end of a search of a small net below the saddle at which it stands; the end itself where it does not."""
         theta = result.params
-        is_small = len(theta) <= MAX_COORDINATES and problem.num_rows <= _MANY
+        is_small = len(theta) <= MAX_COORDINATES and problem.num_rows <= _MANY_ROWS
         if not (self.leaves_saddles and self.polish_steps and problem.is_bnn and is_small):
             return result
         units = None
@@ -466,16 +468,22 @@ class MAP(Trained):
         moved = theta + (end @ root).to(theta)
         return self._polished(problem, replace(result, params=moved, path=path))
 
+    def _pays_for_look(self, problem: Problem, result: Result) -> bool:
+        """Whether a look at what is left to gain, on all rows, is a small part of a search by mini-batches."""
+        if self.batch_size is None or problem.loader is not None or problem.num_rows > _MANY_ROWS:
+            return False
+        seen = result.num_steps * self.batch_size
+        return NUM_LOOKS * problem.num_rows <= _LOOK_SHARE * seen
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
         with seeded(run.seed, problem.device):
             result = self.mode(problem, run)
             meta: dict[str, Any] = {}
-            is_small = problem.loader is None and problem.num_rows <= _MANY
             # a few gradients on all of the data, where they are to be had cheaply and without noise
-            is_cheap = (self._is_whole(problem) or is_small) and density.stochastic is None
+            is_cheap = self._is_whole(problem) or self._pays_for_look(problem, result)
             try:
-                if is_cheap and not result.interrupted:
+                if is_cheap and density.stochastic is None and not result.interrupted:
                     if "gain_left" in result.path:
                         gain = result.path["gain_left"]
                     else:

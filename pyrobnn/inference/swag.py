@@ -42,6 +42,7 @@ from pyrobnn.inference.optim.training import (
     TOLERATED_RISE,
     Optimizer,
     OptimizerFactory,
+    RateTrial,
     Training,
     constant_rate,
 )
@@ -469,6 +470,7 @@ class _SGD:
                 batches,
                 num_data=self.problem.num_rows,
                 momentum=MOMENTUM,
+                num_steps=self.method.num_steps,
             )
 
         return self.run.stages.begin(batches).once(compute)
@@ -510,7 +512,8 @@ class _SGD:
         batches: Batches[tuple[Tensor, ...]],
     ) -> None:
         """Note it where SGD wandered out of the basin: around a mode, its mean is no worse than where it started."""
-        samples = list(itertools.islice(batches, 64))
+        num_batches = RateTrial.affordable(self.method.num_steps).num_batches
+        samples = list(itertools.islice(batches, num_batches))
         mean = self.moments.mean.to(theta.dtype)
         rise_of = across(batches.shares, lambda *batch: loss(mean, *batch) - loss(theta, *batch))
         rises = [float(rise_of(*batch)) for batch in samples]

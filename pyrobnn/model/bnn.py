@@ -24,7 +24,7 @@ from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.parameters import point
 from pyrobnn.model.output_shape import as_returned, check_positions, flatten_rows
 from pyrobnn.model.several_inputs import SeveralInputs, as_rows
-from pyrobnn.model.weight_priors import Prior, SitePriors, move, site_priors
+from pyrobnn.model.weight_priors import Prior, Selective, SitePriors, move, site_priors
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -62,8 +62,9 @@ class BNN:
         standardizer: the units of the data, ``pb.data.Standardizer.fit(train)``. ``fit`` and ``predict`` then take
             and return original units; the program itself, its prior and its noise live in standard units.
 
-    Attributes: the arguments, ``net`` a copy; ``priors`` (site → prior); ``eval_net``, a copy of the net in evaluation
-    mode, the module that ``forward`` runs: every thread has one of its own, of the same tensors.
+    Attributes: the arguments, ``net`` a copy; ``priors`` (site → prior); ``widths_by_rule``: the widths of some come
+    from a rule for large nets (:class:`~pyrobnn.priors.FanInNormal`) and not from the user; ``eval_net``, a copy of the
+    net in evaluation mode, the module that ``forward`` runs: every thread has one of its own, of the same tensors.
 
     Raises:
         TypeError: an argument of another kind.
@@ -80,6 +81,8 @@ class BNN:
 
     #: a density takes the values of point parameters from the model, whatever Pyro's store holds under their names
     holds_points = True
+    #: of a model that an earlier version has pickled
+    widths_by_rule = False
 
     @options_explained
     def __init__(
@@ -98,7 +101,9 @@ class BNN:
                 raise TypeError(f"{name!r} must be a {expected}, got {actual}")
         _refuse_wrapped(net)
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
-        priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
+        bare_net = net.net if isinstance(net, Exposed) else net
+        priors = site_priors(prior, bare_net)
+        self.widths_by_rule = isinstance(prior, Selective) and prior.has_rule_for(bare_net)
         self.net = _separated(copy.deepcopy(net))
         if likelihood.targets.exposure is not None and not isinstance(net, Exposed):
             self.net = Exposed(self.net, likelihood.targets.exposure)

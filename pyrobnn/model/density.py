@@ -66,6 +66,8 @@ from pyrobnn.model.torch_calls import CallHandler, Handlers
 Program = Callable[..., Any]
 #: draws from the prior that may be impossible one after the other
 MOST_TRIES = 100
+#: rows of a net's data that show its sites
+_FEW = 8
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -559,7 +561,7 @@ class Density:
         if not bounded:
             return ()
         values = self.constrain(self.sample_box(1, seed=1)[0])
-        new_nodes = self._own_nodes({name: values[name] for name in latent})
+        new_nodes = self._own_nodes({name: values[name] for name in latent}, self._few_rows())
         dependent = []
         for name in bounded:
             bounds = _bounds(nodes[name]["fn"].support)
@@ -874,9 +876,19 @@ class Density:
         with torch.no_grad():
             return _impossible(nodes, evaluated)
 
-    def _own_nodes(self, values: Mapping[str, Value]) -> Mapping[str, Node]:
+    def _own_nodes(
+        self,
+        values: Mapping[str, Value],
+        args: tuple[Tree, ...] = (),
+    ) -> Mapping[str, Node]:
         """The nodes of a run with the distributions of the program's own sites, at all values of its discrete ones."""
-        return self._enumerated(values).nodes if self.sums_out else self.run(values)
+        return self._enumerated(values, args).nodes if self.sums_out else self.run(values, args)
+
+    def _few_rows(self) -> tuple[Tree, ...]:
+        """The first of a net's own rows, which show its sites as all do; nothing of a program, which needs its data."""
+        if self.owner is None:
+            return ()
+        return mapped(lambda rows: rows[:_FEW] if isinstance(rows, Tensor) else rows, self.args)
 
     @_in_its_floats
     def _drawn(self) -> Mapping[str, Node]:
@@ -885,7 +897,7 @@ class Density:
         for _ in range(MOST_TRIES):
             try:
                 with guards.recorded_evaluations() as evaluated:
-                    nodes = self.run({})
+                    nodes = self.run({}, self._few_rows())
             except guards.ImpossibleParameter as error:
                 refusal = error
                 continue

@@ -99,6 +99,10 @@ class Selective(Prior):
         """The prior as it is for one net."""
         return self
 
+    def has_rule_for(self, net: nn.Module) -> bool:
+        """Whether widths of this prior come from a rule for such nets, and from nothing that the user has declared."""
+        return False
+
     @staticmethod
     def _check_entry(option: str, entry: _Entry, net: nn.Module) -> None:
         suffix = _suffix(option)
@@ -234,7 +238,8 @@ class FanInNormal(Selective):
         bias_scale: standard deviation of biases and other one-dimensional parameters.
         floor: least standard deviation of a weight. None: 1, about what usual weight decay amounts to, in nets of more
             than 10,000 weights that are convolutional, or have four weight layers and rectified units (ReLU and its
-            kin); no floor in other nets.
+            kin); no floor in other nets. Nobody has declared that 1: :class:`pyrobnn.Laplace` narrows it where the
+            evidence is for it.
         **selection: hide and expose, which parameters are Bayesian, as of :class:`IIDPrior`.
 
     Raises:
@@ -270,6 +275,14 @@ class FanInNormal(Selective):
 
     def of_net(self, net: nn.Module) -> Prior:
         """This prior with the floor that a net asks for, where none was given."""
+        if not self.has_rule_for(net):
+            return self
+        floored = copy.copy(self)
+        floored.floor = _WIDE_FLOOR
+        return floored
+
+    def has_rule_for(self, net: nn.Module) -> bool:
+        """Whether the net asks for a floor, and none was given."""
         modules = list(net.modules())
         # convolutions are followed by rectified units, which the forward of a net may call as functions
         convolves = any(isinstance(module, _CONVOLUTIONS) for module in modules)
@@ -277,11 +290,7 @@ class FanInNormal(Selective):
         depth = sum(param.dim() > 1 for param in net.parameters())
         num_weights = sum(param.numel() for param in net.parameters())
         is_deep = convolves or (rectifies and depth >= _DEEP)
-        if self.floor is not None or not is_deep or num_weights <= WIDE:
-            return self
-        floored = copy.copy(self)
-        floored.floor = _WIDE_FLOOR
-        return floored
+        return self.floor is None and is_deep and num_weights > WIDE
 
     def prior_dist(
         self,

@@ -178,14 +178,21 @@ def posterior_of(
     }
     search = pb.MAP(polish_steps=0, **steps)
     model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.Categorical())
+    swag_steps = num_steps // 2
+    # an iterate an epoch, or of trainings too short for that one a step
+    is_short = swag_steps < 4 * len(data.x) // BATCH_SIZE
     methods: dict[str, Any] = {
         "MAP": search,
         "ensemble of 5": pb.DeepEnsemble(num_members=5, **steps),
         "MC dropout": pb.MCDropout(p=0.2, **steps),
         "SVI, mean field": pb.SVI(**steps),
-        "SWAG": pb.SWAG(num_steps=num_steps // 2, batch_size=BATCH_SIZE),
-        "last-layer Laplace": pb.Laplace(subset="last_layer", map=search),
-        "Kronecker Laplace": pb.Laplace(structure="kron", map=search),
+        "SWAG": pb.SWAG(
+            num_steps=swag_steps,
+            batch_size=BATCH_SIZE,
+            collect_every=1 if is_short else None,
+        ),
+        "last-layer Laplace": pb.Laplace(subset="last_layer", tune=None, map=search),
+        "Kronecker Laplace": pb.Laplace(structure="kron", tune=None, map=search),
     }
     options: dict[str, Any] = {"seed": seed}
     if method not in ("MAP", "ensemble of 5"):

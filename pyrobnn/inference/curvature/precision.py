@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -30,6 +30,7 @@ from pyrobnn.inference.curvature.prior import (
     PriorPrecision,
     Tuned,
     maximize_evidence,
+    maximize_width,
     prior_precision,
     with_precision,
 )
@@ -124,9 +125,24 @@ class WeightCurvature:
 
     def tuned_by_evidence(self, centre: Centre, *, per_layer: bool) -> Tuned:
         """Factors on the declared prior and noise of the highest evidence, all weights alike or by layer."""
+        residual = _residual(centre)
+        deviation = self._deviation(centre)
+        return self._searched(partial(maximize_evidence, self.ggn, deviation, residual, per_layer))
+
+    def narrowed_by_evidence(self, centre: Centre) -> Tuned | None:
+        """A factor above 1 on the precision of all weights, of the highest evidence; None where there is none."""
+        if self.prior.mean is None:
+            return None
+        best = self._searched(partial(maximize_width, self.ggn, self._deviation(centre)))
+        return best if float(best.tau[0]) > 1.0 else None
+
+    def _deviation(self, centre: Centre) -> Tensor:
+        """Squared distance of the weights from their prior mean, in prior variances, (p,)."""
         mean = cast(Tensor, self.prior.mean)
-        deviation = (centre.mode[self.jacobian.index] - mean).square() * self.prior.prec
-        search = partial(maximize_evidence, self.ggn, deviation, _residual(centre), per_layer)
+        return (centre.mode[self.jacobian.index] - mean).square() * self.prior.prec
+
+    def _searched(self, search: Callable[[], Tuned]) -> Tuned:
+        """What a search for factors finds, with its error by random vectors, or searched again by more of these."""
         tuned = search()
         if not isinstance(self.ggn, HeadCurvature):
             return tuned

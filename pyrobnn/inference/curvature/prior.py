@@ -166,6 +166,7 @@ class Tuned:
         what cross-validation says: the ``factor`` chosen, the ``best`` of those tried, with its ``gain`` over the
         declared prior in log predictive density per held-out point and the gain's standard ``error``, and
         ``num_points`` held out. ``log_factor_error``: the standard error of log τ by random vectors; 0 where exact.
+        ``gain``: nats of evidence over widths that nobody had declared; None where tuning was asked for.
     """
 
     tau: Tensor
@@ -173,10 +174,14 @@ class Tuned:
     at_bound: bool = False
     held_out: dict[str, Any] | None = None
     log_factor_error: float = 0.0
+    gain: float | None = None
 
     @property
     def notes(self) -> list[Finding]:
-        """That a factor ended at the edge of the search."""
+        """That a factor ended at the edge of the search, or that nobody asked for it."""
+        if self.gain is not None:
+            narrowed = {"share": float(self.tau[0]) ** -0.5, "gain": self.gain}
+            return [Finding("prior_narrowed", narrowed)]
         if not self.at_bound:
             return []
         if self.held_out is None:
@@ -196,6 +201,24 @@ class _Evidence:
     sizes: Tensor
     distances: Tensor
     residual: tuple[float, int] | None
+
+    @classmethod
+    def of(
+        cls,
+        curvature: Curvature,
+        deviation: Tensor,
+        residual: tuple[float, int] | None,
+    ) -> _Evidence:
+        """That of a curvature, with the arguments of :func:`maximize_evidence`."""
+        num_layers = len(curvature.group_names)
+        distances = torch.zeros(
+            num_layers,
+            dtype=torch.float64,
+            device=curvature.index.device,
+        )
+        distances.index_add_(0, curvature.group, deviation.double())
+        sizes = torch.bincount(curvature.group, minlength=num_layers).to(distances)
+        return cls(curvature, sizes, distances, residual)
 
     def loss(self, log_tau: Tensor, log_c: Tensor) -> Tensor:
         """Minus the log evidence for log τ (1,) or (layers,) and log c (), scalar; differentiable."""
@@ -235,20 +258,21 @@ def maximize_evidence(
         residual: Σ r²/σ² at the present noise and n, the number of terms, where the noise is tuned.
         per_layer: one τ per layer, by L-BFGS from the best common factor.
     """
-    num_layers = len(curvature.group_names)
-    distances = torch.zeros(
-        num_layers,
-        dtype=torch.float64,
-        device=curvature.index.device,
-    )
-    distances.index_add_(0, curvature.group, deviation.double())
-    sizes = torch.bincount(curvature.group, minlength=num_layers).to(distances)
-    evidence = _Evidence(curvature, sizes, distances, residual)
+    evidence = _Evidence.of(curvature, deviation, residual)
     log_rho = _best_ratio(evidence)
-    if per_layer and num_layers > 1:
+    if per_layer and len(evidence.sizes) > 1:
         return _tuned_per_layer(evidence, *evidence.factors(log_rho))
     log_tau, log_c = evidence.factors(log_rho)
     return Tuned(log_tau.exp(), float(log_c.exp()), abs(log_rho) > _BOUND - 1e-3)
+
+
+def maximize_width(curvature: Curvature, deviation: Tensor) -> Tuned:
+    """As :func:`maximize_evidence` over one τ alone, the noise as it is, with the ``gain`` over τ = 1."""
+    evidence = _Evidence.of(curvature, deviation, None)
+    log_tau, log_c = evidence.factors(_best_ratio(evidence))
+    declared = evidence.loss(torch.zeros_like(log_tau), log_c)
+    gain = declared - evidence.loss(log_tau, log_c)
+    return Tuned(log_tau.exp(), gain=float(gain))
 
 
 def _best_ratio(evidence: _Evidence) -> float:

@@ -21,6 +21,9 @@ _OUT_OF_REACH = 30.0
 #: of :func:`descend_in_valleys`: evaluations in a round, and nats that a round must have gained
 _STEPS_IN_ROUND = 14
 _AT_REST = 0.02
+#: of :func:`gain_left`: steps of L-BFGS, and gradients that these take at most, with the two values beside them
+_LOOK_STEPS = 10
+NUM_LOOKS = 15
 #: steps below which the losses show nothing
 _SHORT = 20
 
@@ -230,8 +233,8 @@ def polish(
 
 
 def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:
-    """Nats that ten L-BFGS steps on all of the data gain from ``theta`` (dim,)."""
-    better, _ = polish(log_joint, theta, num_steps=10)
+    """Nats that ten L-BFGS steps on all of the data gain from ``theta`` (dim,), by ``NUM_LOOKS`` gradients or fewer."""
+    better, _ = polish(log_joint, theta, num_steps=_LOOK_STEPS)
     return max(0.0, float(log_joint(better, jacobian=False) - log_joint(theta, jacobian=False)))
 
 

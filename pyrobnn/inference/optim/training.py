@@ -178,6 +178,13 @@ def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
 MOMENTUM = 0.9
 #: nats per datum by which SGD may leave a mode beyond what is expected of it
 TOLERATED_RISE = 0.1
+#: of the rule for a rate: batches and products of its full trial, the least of each, and steps of SGD of which the full
+#: trial takes a quarter of the time
+_MOST_BATCHES = 64
+_MOST_PRODUCTS = 20
+_FEWEST_BATCHES = 8
+_FEWEST_PRODUCTS = 4
+_STEPS_OF_FULL_TRIAL = 1024
 
 
 def constant_rate(
@@ -187,6 +194,7 @@ def constant_rate(
     *,
     num_data: int,
     momentum: float = 0.0,
+    num_steps: int | None = None,
 ) -> float:
     r"""Learning rate of SGD whose stationary distribution comes closest to the posterior around a mode.
 
@@ -205,6 +213,8 @@ def constant_rate(
         batches: endless mini-batches; of those that are a rank's share all is by the mean over the ranks.
         num_data: N.
         momentum: μ of SGD.
+        num_steps: that SGD is to make. The rule takes the time of some 240 gradients, or of a quarter of so many steps
+            if those are fewer; None: of 240.
 
     Raises:
         FloatingPointError: the gradients at ``theta`` are not finite, or SGD leaves it at every rate.
@@ -221,20 +231,31 @@ def constant_rate(
         >>> round(constant_rate(loss, torch.zeros(1), batches, num_data=100), 3)
         1.0
     """
+    trial = RateTrial.affordable(num_steps)
     shares = batches.shares if isinstance(batches, Batches) else None
-    slope = across(shares, torch.func.grad(loss))
-    drawn = list(itertools.islice(batches, 64))
-    noise = _summed_variance(slope(theta, *batch) for batch in drawn)
+    slope = across(shares, torch.func.grad_and_value(loss))
+    drawn = list(itertools.islice(batches, trial.num_batches))
+    losses: list[float] = []
+
+    def gradients() -> Iterator[Tensor]:
+        for batch in drawn:
+            gradient, value = slope(theta, *batch)
+            losses.append(float(value))
+            yield gradient
+            del gradient  # one is held at a time
+
+    noise = _summed_variance(gradients())
     if not math.isfinite(noise):
         raise FloatingPointError(
             "the gradients at the start of SGD are not finite: start from another init"
         )
-    bound = 1.0 / max(_largest_curvature(loss, theta, drawn, shares), 1e-12)
+    curvature = _largest_curvature(loss, theta, drawn, shares, trial.num_products)
+    bound = 1.0 / max(curvature, 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
     initial_rate = min(best, bound)
     rate = initial_rate
     while (
-        not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum, shares)
+        not _rise(slope, theta, drawn, losses, (1.0 - momentum) * rate, momentum)
         <= rate * noise / 2 + TOLERATED_RISE
     ):
         rate /= 2
@@ -245,26 +266,57 @@ def constant_rate(
     return (1.0 - momentum) * (rate if rate == initial_rate else rate / 2)
 
 
+@dataclass(frozen=True)
+class RateTrial:
+    """What a rate is found by.
+
+    Args:
+        num_batches: whose gradients show the noise, and which the steps of a trial go through twice.
+        num_products: of the Hessian with a vector, each of which costs two gradients or more.
+    """
+
+    num_batches: int
+    num_products: int
+
+    @classmethod
+    def affordable(cls, num_steps: int | None) -> RateTrial:
+        """The full trial, or one that takes about a quarter of the time of so many steps; at least a short one."""
+        share = 1.0 if num_steps is None else min(1.0, num_steps / _STEPS_OF_FULL_TRIAL)
+        return cls(
+            max(_FEWEST_BATCHES, round(share * _MOST_BATCHES)),
+            max(_FEWEST_PRODUCTS, round(share * _MOST_PRODUCTS)),
+        )
+
+
 def _rise(
-    loss: Callable[..., Tensor],
+    slope: Callable[..., tuple[Tensor, ...]],
     theta: Tensor,
     batches: Sequence[Sequence[Tensor]],
+    losses: Sequence[float],
     lr: float,
     momentum: float,
-    shares: Shares | None,
 ) -> float:
-    """Mean rise of the loss over the second half of a trial of 128 steps; inf or NaN if it diverges."""
-    slope = across(shares, torch.func.grad_and_value(loss))
-    loss_of_batch = across(shares, loss)
+    """Mean rise of the loss over the second half of a trial that goes through the batches twice.
+
+    Args:
+        slope: (theta, \\*batch) → gradient and loss.
+        theta: where the trial starts.
+        batches: of its steps.
+        losses: of each batch at ``theta``.
+        lr, momentum: of SGD.
+
+    Returns:
+        inf or NaN where it diverges.
+    """
     moved = theta
     velocity = torch.zeros_like(theta)
     rises = []
-    for batch in itertools.islice(itertools.cycle(batches), 128):
+    for batch, loss_before in [*zip(batches, losses, strict=True)] * 2:
         gradient, value = slope(moved, *batch)
         velocity = momentum * velocity + gradient
         moved = moved - lr * velocity
-        rises.append(float(value) - float(loss_of_batch(theta, *batch)))
-    return sum(rises[64:]) / 64
+        rises.append(float(value) - loss_before)
+    return sum(rises[len(batches) :]) / len(batches)
 
 
 def _summed_variance(vectors: Iterable[Tensor]) -> float:
@@ -286,8 +338,9 @@ def _largest_curvature(
     theta: Tensor,
     batches: Sequence[Sequence[Tensor]],
     shares: Shares | None,
+    num_products: int,
 ) -> float:
-    """Largest eigenvalue of the Hessian by 20 steps of the power iteration, a batch for each."""
+    """Largest eigenvalue of the Hessian by so many steps of the power iteration, a batch for each."""
     cycle = itertools.cycle(batches)
     slope = torch.func.grad(loss)
 
@@ -297,7 +350,8 @@ def _largest_curvature(
 
     product_of_batch = across(shares, product)
     products = power_iteration(
-        lambda vector: product_of_batch(vector, *next(cycle)), torch.randn_like(theta), 20
+        lambda vector: product_of_batch(vector, *next(cycle)), torch.randn_like(theta), num_products
     )
     sizes = [float(vector.norm()) for vector in products]
-    return sum(sizes[10:]) / 10
+    late = sizes[num_products // 2 :]
+    return sum(late) / len(late)
