@@ -283,17 +283,17 @@ class Prediction:
             slope = NormalDist().pdf(standard) / scale
             for stride in strides:
                 tolerance = (1e-9 if stride == 1 else 1e-3) * min(level, 1 - level)
-                of_draws = partial(below, stride=stride)
+                of_draws = partial(below, stride)
                 y, slope = where_reached(of_draws, level, y, slope, tolerance)
             quantiles.append(y)
         return torch.stack(quantiles)
 
-    def _mixture_cdf(self, rows: slice) -> Callable[[Tensor, int], Tensor]:
-        """P(Y ≤ y) at y (row, out) over every ``stride``-th draw, a function of y and of the stride."""
+    def _mixture_cdf(self, rows: slice) -> Callable[[int, Tensor], Tensor]:
+        """P(Y ≤ y) at y (row, out) over every ``stride``-th draw, a function of the stride and of y."""
         draws = self.standard_f[:, :, rows].double().flatten(0, 1).contiguous()
         params = {name: value.double().flatten(0, 1) for name, value in self.params.items()}
 
-        def below(y: Tensor, stride: int) -> Tensor:
+        def below(stride: int, y: Tensor) -> Tensor:
             strided = {name: value[::stride] for name, value in params.items()}
             return self.likelihood.cdf(draws[::stride], y, strided)[1].mean(0)
 
