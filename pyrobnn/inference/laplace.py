@@ -61,6 +61,9 @@ from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.posterior.head import Split
 from pyrobnn.posterior.rows import Rows
 
+#: rows times parameters up to which two hundred passes over the data take seconds
+_CHEAP_PASS = 3_000_000
+
 
 @register(
     "laplace",
@@ -307,16 +310,19 @@ class Laplace(Method):
             # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
             search = replace(search, batch_size=_batch_size(source[1], num_rows))
             source = (in_standard_units(problem.bnn), problem.x, problem.y)
-        # by passes over all of the data at most as many as the search has made
-        finish = min(POLISH_STEPS, _num_passes(search, num_rows))
-        if search.batch_size is None or search.batch_size >= num_rows or run.init is not None:
-            finish = POLISH_STEPS
         in_batches = search.batch_size is not None and num_rows > MANY
+        # a linear model has its mode in closed form
+        exact = in_batches and self._is_linear and run.init is None
+        finish = POLISH_STEPS
+        is_dear = num_rows * problem.density.dim > _CHEAP_PASS
+        by_mini_batches = search.batch_size is not None and search.batch_size < num_rows
+        if exact or (is_dear and by_mini_batches and run.init is None):
+            # by passes over all of the data at most as many as the search has made
+            finish = min(POLISH_STEPS, _num_passes(search, num_rows))
         return _Plan(
             ModeSearch(search, source, finish),
             in_batches=in_batches,
-            # a linear model has its mode in closed form
-            exact=in_batches and self._is_linear and run.init is None,
+            exact=exact,
         )
 
     def _expansion(
