@@ -80,7 +80,7 @@ def test_the_error_of_a_bounded_elbo_is_the_one_stated():
     )
 
     problem = prepare(model, x, y, points="free")
-    elbo, theta, _ = build_elbo(pb.SVI(init_scale=0.01), problem, own_start(problem).point, 0)
+    elbo, theta, *_ = build_elbo(pb.SVI(init_scale=0.01), problem, own_start(problem).point, 0)
     approximation = elbo.family.approximation(theta, problem.density)
 
     def evaluate(seed, work=None):
@@ -118,7 +118,7 @@ def test_a_convolution_is_evaluated_in_blocks_of_rows():
     def note(_name, _inputs, output):
         largest.append(output.numel())
 
-    elbo, theta, _ = build_elbo(pb.SVI(init_scale=0.01), problem, own_start(problem).point, 0)
+    elbo, theta, *_ = build_elbo(pb.SVI(init_scale=0.01), problem, own_start(problem).point, 0)
     with seeded(0):
         draws = elbo.family.approximation(theta, problem.density).sample(2)
     z = problem.density.unconstrain(draws)

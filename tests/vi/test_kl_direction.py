@@ -50,7 +50,7 @@ def data():
 def built(model, **options):
     problem = prepare(model, *data(), points="free")
     options = {"kl_direction": "forward", "compile": False, "init_scale": 0.4} | options
-    elbo, theta, _ = build_elbo(pb.SVI(**options), problem, own_start(problem).point, 0)
+    elbo, theta, *_ = build_elbo(pb.SVI(**options), problem, own_start(problem).point, 0)
     return elbo, theta
 
 

@@ -31,7 +31,7 @@ ESTIMATORS = (None, "local_reparameterization", "flipout")
 def _elbo(model, x, y, **options):
     problem = prepare(model, x, y, points="free")
     options = {"estimator": "weights", "compile": False, "init_scale": 0.2} | options
-    elbo, theta, _ = build_elbo(SVI(**options), problem, own_start(problem).point, 0)
+    elbo, theta, *_ = build_elbo(SVI(**options), problem, own_start(problem).point, 0)
     return elbo, theta
 
 
@@ -237,7 +237,7 @@ def test_the_elbo_of_a_small_net_takes_few_runs_of_its_program(monkeypatch):
     problem = prepare(
         toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))), x, y, points="free"
     )
-    elbo, theta, _ = build_elbo(SVI(init_scale=0.2), problem, own_start(problem).point, 0)
+    elbo, theta, *_ = build_elbo(SVI(init_scale=0.2), problem, own_start(problem).point, 0)
     runs = []
     genuine = pb.Density.log_parts
     monkeypatch.setattr(pb.Density, "log_parts", lambda *rest: (runs.append(1), genuine(*rest))[1])
@@ -350,7 +350,7 @@ def test_the_stated_error_is_that_of_the_elbo(program, exact, monkeypatch):
     monkeypatch.setattr(elbo_module, "_MAX_ELBO_DRAWS", 256)
     x = torch.linspace(-1.0, 1.0, 12)
     problem = prepare(program, x, 2 * x, points="free")
-    elbo, theta, _ = build_elbo(SVI(init_scale=0.2), problem, own_start(problem).point, 0)
+    elbo, theta, *_ = build_elbo(SVI(init_scale=0.2), problem, own_start(problem).point, 0)
     assert elbo.exact_kl == exact
     approximation = elbo.family.approximation(theta, problem.density)
     found = []

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.inference.fitting.batches import in_parts
 from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.fitting.program import rows_together
 from pyrobnn.model import NET, Density
 
 #: numbers of a Jacobian of all rows, and columns of a square matrix, up to which both cost little beside the search
@@ -83,8 +84,13 @@ class Units:
 
     @classmethod
     def around(cls, problem: Problem, thetas: Tensor) -> Units | None:
-        """Those around points; None where they take much, or the likelihood's curvature is not known."""
+        """Those around points; None where they take much, or the likelihood's curvature is not known.
+
+        They are taken row by row, which a net has not whose rows depend on each other.
+        """
         num_points, dim = thetas.shape
+        if rows_together(problem.bnn, problem.x):
+            return None
         num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
         if problem.num_rows * num_outputs * dim > MAX_NUMBERS:
             return None

@@ -26,7 +26,7 @@ from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.free_noise import HELD_SHARE, LEVELS, FreeNoise, held_first
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.paths import SECOND_SHARE
-from pyrobnn.inference.vi.elbo import TRACKED, Elbo, KLEstimate
+from pyrobnn.inference.vi.elbo import TRACKED, Elbo
 from pyrobnn.inference.vi.elbo_value import (
     Work,
     elbo_findings,
@@ -77,7 +77,7 @@ def build_elbo(
     elbo = Elbo(
         density,
         family,
-        kl=_kl_estimate(config.kl, of_rows),
+        kl=config.kl,
         estimator=estimator,
         num_particles=config.num_particles,
         kl_direction=config.kl_direction,
@@ -100,15 +100,6 @@ class _Objective(NamedTuple):
     start: Tensor
     rows: RowBatches | None
     of_rows: Tensor | None
-
-
-def _kl_estimate(kl: KLEstimate, of_rows: Tensor | None) -> KLEstimate:
-    """How the KL is estimated: Monte Carlo where parameters belong to rows, unless the user says otherwise.
-
-    Both have the same gradient in the mean. A row is visited too rarely to average the noise of its gradient away; that
-    of the gradient along the path alone vanishes where the guide has arrived.
-    """
-    return "monte_carlo" if kl == "auto" and of_rows is not None else kl
 
 
 def _of_rows(family: Family, rows: RowBatches | None) -> Tensor | None:

@@ -13,6 +13,7 @@ all of it. A *mode* is this package's word for how a function runs, a *tier* the
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import warnings
@@ -281,6 +282,7 @@ def _on_threads(call: TensorFunction, is_small: bool) -> TensorFunction:
     """A function that computes in this thread alone in a loop whose steps are all small."""
     enter = enter_small_step if is_small else enter_large_step
 
+    @functools.wraps(call)
     def on_its_threads(*args: Tensor) -> Any:
         enter()
         return call(*args)
