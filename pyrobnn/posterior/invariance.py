@@ -40,7 +40,7 @@ _NUM_GROUPS = 12
 _NUM_ELSEWHERE = 4
 _LARGEST_GROUP = 8
 #: seconds that these chains may take, about, and the leapfrog steps below which they would show nothing
-_BUDGET = 4.0
+_BUDGET = 2.0
 _FEWEST_LEAPFROGS = 120
 #: draws of the approximation of which the function is taken
 _COMPARED = 1000
@@ -173,7 +173,7 @@ def function_beside_posterior(
     """A net's function under the draws of an approximation, and under short chains that begin at these draws.
 
     The chains sample the posterior of the net itself, even where predictions are those of a linearised net. They run
-    until they have arrived, and for four seconds at most by a rule of thumb that is the same on every machine
+    until they have arrived, and for two seconds at most by a rule of thumb that is the same on every machine
     (:class:`~pyrobnn.posterior.chain_groups.Groups`). Some of the groups begin at likely draws from the prior.
 
     Args:
