@@ -112,7 +112,7 @@ def _not_a_mode(
     if saddle_gain:
         return (
             "the centre is not a mode: the search ended at a saddle, from which further steps have raised the log "
-            f"joint by {saddle_gain:.3g} nats and reached no mode; the evidence there may be off by many: {remedy}"
+            f"joint by {saddle_gain:.3g} nats and reached no mode; log_evidence may be many nats off: {remedy}"
         )
     if given:
         remedy = "train longer, or omit 'init': a given point is not moved"
@@ -461,9 +461,9 @@ MODEL: _Sentences = {
 #: of how it ran
 RUN: _Sentences = {
     "prior_narrowed": (
-        "nobody declared how wide the prior of so large a net is, FanInNormal() has a rule for it: standard deviations "
-        "{share:.2g} times as large have {gain:,.0f} nats more evidence, and the posterior is that of these. tune=None "
-        "keeps the rule's, and IIDPrior(Normal(0, s)) or a floor declares them"
+        "the standard deviations of the prior are {share:.2g} times those that FanInNormal() sets by a rule in large "
+        "nets, which nobody declared: the evidence is {gain:,.0f} nats higher. To keep the rule's, pass tune=None; to "
+        "declare your own, pass IIDPrior(Normal(0, s)) or FanInNormal(floor=s)"
     ),
     "unbatched_chains": "the chains run one after the other, much slower: {why}",
     "float64_run": (
