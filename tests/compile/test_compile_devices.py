@@ -167,7 +167,7 @@ def test_a_constant_left_on_the_cpu_is_found(device):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name == "MAP" else pytest.mark.slow)
+        pytest.param(name, marks=[] if name == "SGLD" else pytest.mark.slow)
         for name in METHODS
         if name != "NUTS-pyro"  # compiles nothing
     ],

@@ -127,6 +127,7 @@ def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
     assert times(0.5) == 6
 
 
+@pytest.mark.slow
 def test_the_next_process_loads_what_was_found_right_without_inductor(monkeypatch, tmp_path):
     assert_right()
     right_code.RIGHT.clear()  # as in a new process
@@ -317,6 +318,7 @@ def test_a_guide_is_asked_without_private_names():
     assert not any("_PYRO_STACK" in source(path) for path in PRIVATE)
 
 
+@pytest.mark.slow
 def test_handlers_that_cannot_be_asked_are_an_error_where_draws_are_handed_over_and_no_fit_stops(
     monkeypatch,
 ):
@@ -460,6 +462,7 @@ def test_a_library_that_a_killed_compile_left_half_written_is_removed(monkeypatc
     assert whole.exists() and young.exists() and not torn.exists()
 
 
+@pytest.mark.slow
 def test_a_decomposition_that_fails_costs_speed_alone(monkeypatch, caplog):
     def broken(graph):
         raise AttributeError("'OpOverload' object has no attribute '_schema'")

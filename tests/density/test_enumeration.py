@@ -417,7 +417,10 @@ METHODS = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "MAP" else pytest.mark.slow) for name in METHODS],
+)
 def test_fits_are_those_of_the_program_summed_by_hand(name):
     y = mixture_data()
     num_draws = 1 if name == "MAP" else 300
@@ -450,6 +453,7 @@ def test_pyros_guides_are_of_the_continuous_sites(guide):
     assert set(fit.draws) == {"share", "low", "step", "scale"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_fit_is_compiled_and_batched():
     y = mixture_data()

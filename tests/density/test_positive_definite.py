@@ -49,6 +49,7 @@ def program(x, y):
         pyro.sample("y", law, obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Singular sample:UserWarning")  # torch warns of all others
 def test_a_wishart_prior_of_a_precision_has_its_conjugate_posterior():
     y = torch.randn(

@@ -62,6 +62,7 @@ def overconfident():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_DENSITY)
 def test_methods_without_a_density_fail_by_what_they_predict(name, overconfident):
     x, y, fitted = overconfident

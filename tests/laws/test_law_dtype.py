@@ -512,7 +512,7 @@ READERS = {
     ("saved", "dtype"),
     [
         (False, torch.float64),
-        (True, torch.float32),
+        pytest.param(True, torch.float32, marks=pytest.mark.slow),
         pytest.param(False, torch.float32, marks=pytest.mark.slow),
         pytest.param(True, torch.float64, marks=pytest.mark.slow),
     ],

@@ -209,7 +209,7 @@ def _assert_moments_agree(theirs: torch.Tensor, ours: torch.Tensor) -> None:
     assert_mean_within((squares[0] - squares[1])[None], 0.0, name="variance")
 
 
-FAST = [("SVI-far", "hidden"), ("SWAG", "learned"), ("SVI-low-rank", "classes")]
+FAST = [("SWAG", "learned"), ("SVI-low-rank", "classes")]
 
 
 @pytest.mark.parametrize(("name", "kind"), FAST)
@@ -268,10 +268,15 @@ def line(x, y=None):
 @pytest.mark.parametrize(
     "method",
     [
-        pb.Laplace(num_steps=200, compile=False),
-        pb.Laplace(num_steps=200, structure="diag", compile=False),
+        pytest.param(pb.Laplace(num_steps=200, compile=False), marks=pytest.mark.slow),
+        pytest.param(
+            pb.Laplace(num_steps=200, structure="diag", compile=False), marks=pytest.mark.slow
+        ),
         pb.SVI(num_steps=200, lr=0.05, compile=False),
-        pb.SVI(guide="full_rank", num_steps=200, lr=0.05, compile=False),
+        pytest.param(
+            pb.SVI(guide="full_rank", num_steps=200, lr=0.05, compile=False),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["Laplace", "Laplace-diag", "SVI", "SVI-full-rank"],
 )

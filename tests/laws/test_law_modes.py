@@ -58,6 +58,7 @@ def judged(program: Callable[..., None], **options: int) -> tuple[pb.Posterior, 
     return posterior, verdict.draws, abs(posterior.log_evidence) <= 3.0 * error and error <= MOST
 
 
+@pytest.mark.slow
 def test_a_narrow_mode_is_weighed_where_few_particles_reach_it():
     assert in_basin(8.0, 4, 0.5, 1000) < 10.0
     posterior, answer, right = judged(pair(8.0, 4, 0.5), num_particles=1000, max_leapfrogs=16)

@@ -105,6 +105,7 @@ def test_every_code_has_one_question():
     assert sorted(code for codes in FINDINGS.values() for code in codes) == sorted(SENTENCES)
 
 
+@pytest.mark.slow
 def test_the_verdict_says_what_the_fit_found_of_its_draws_and_of_nothing_else():
     posterior, _ = told(METHODS["SVI"], model_of(0.2), X, Y, num_draws=6)
 

@@ -62,7 +62,10 @@ def test_the_padding_row_stays_zero_and_no_gradient_is_missed(name):
     torch.testing.assert_close(posterior.predict(WORDS[:, :4]).mean, predicted)
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+@pytest.mark.parametrize(
+    "structure",
+    ["diag", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full", "kron"))],
+)
 def test_laplace_has_no_variance_there(structure):
     laplace = pb.Laplace(structure=structure, tune="marginal_likelihood", compile=False)
     posterior = laplace.fit(model(), WORDS, TARGETS, num_draws=20)

@@ -88,8 +88,8 @@ WAYS = {
     "last layer by draws": {"subset": "last_layer", "predictive": "draws"},
     "one site": {"subset": ("net.0.weight",)},
 }
-#: the other ways of a deep net, and of any other, run with the slow tests
-DEEP_AS_WELL = {("kron", "deep"), ("last layer by draws", "deep")}
+#: each idea once: all weights, blocks of them, the last layer alone; the others run with the slow tests
+FAST = {("full", "tanh"), ("kron", "deep"), ("last layer by draws", "tanh")}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -102,7 +102,7 @@ DEEP_AS_WELL = {("kron", "deep"), ("last layer by draws", "deep")}
         pytest.param(
             way,
             net,
-            marks=[] if net == "tanh" or (way, net) in DEEP_AS_WELL else pytest.mark.slow,
+            marks=[] if (way, net) in FAST else pytest.mark.slow,
         )
         for way in WAYS
         for net in ("tanh", "relu", "deep")
@@ -124,9 +124,17 @@ def test_what_is_right_by_construction_of_another_model_is_no_pass(way, net, cla
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("predictive", ["linearized", "draws"])
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
-    "structure", ["full", pytest.param("kron", marks=pytest.mark.slow), "diag"]
+    "predictive", ["linearized", pytest.param("draws", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    "structure",
+    [
+        "full",
+        pytest.param("kron", marks=pytest.mark.slow),
+        pytest.param("diag", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("noise", [NOISE / 4, 4 * NOISE], ids=["narrow", "wide"])
 @pytest.mark.parametrize("net", ["tanh", pytest.param("relu", marks=pytest.mark.slow)])
@@ -163,9 +171,12 @@ def test_where_the_linearised_net_is_the_net_a_pass_stands_and_can_fail(net, str
     "method",
     [
         pb.Laplace(predictive="draws", num_steps=150, compile=False),
-        pb.Laplace(predictive="draws", structure="diag", num_steps=150, compile=False),
-        pb.SVI(num_steps=600, compile=False),
-        pb.SWAG(compile=False),
+        pytest.param(
+            pb.Laplace(predictive="draws", structure="diag", num_steps=150, compile=False),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(pb.SVI(num_steps=600, compile=False), marks=pytest.mark.slow),
+        pytest.param(pb.SWAG(compile=False), marks=pytest.mark.slow),
     ],
     ids=["laplace", "diagonal laplace", "svi", "swag"],
 )

@@ -171,6 +171,7 @@ def test_another_process_predicts_the_same(tmp_path):
         torch.testing.assert_close(mean, posterior.predict(X).mean, msg=name)
 
 
+@pytest.mark.slow
 def test_another_process_loads_what_was_saved(tmp_path):
     """With the least imported: what a method's module registers must be found."""
     models = {}

@@ -749,6 +749,7 @@ def test_density_of_missing_values_is_their_own_and_of_the_others_apart():
     torch.testing.assert_close(density.log_joint(z).float(), expected.float())
 
 
+@pytest.mark.slow
 def test_missing_values_leave_the_posterior_of_the_others():
     method = pb.NUTS(
         num_chains=2,
