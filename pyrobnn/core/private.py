@@ -18,17 +18,11 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-
-if TYPE_CHECKING:
-    #: what a traced function returns: tensors, or trees of them
-    _Outputs = Tensor | float | Mapping | Sequence | None
-    #: what an operator takes
-    _Argument = Tensor | complex | str | torch.dtype | torch.device | Sequence | None
 
 
 class Gone(ImportError):
