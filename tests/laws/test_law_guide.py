@@ -13,7 +13,7 @@ import torch
 from helpers import assert_mean_within, seeded
 from models import normal_prior, toy, toy_net
 from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
-from test_contract import METHODS, MODELS, NO_POINTS, WITH_Q, num_draws, one_of_each_kind
+from test_contract import FEW, METHODS, MODELS, NO_POINTS, WITH_Q, num_draws, one_of_each_kind
 
 import pyrobnn as pb
 from pyrobnn.likelihoods import DATA
@@ -362,7 +362,7 @@ def _foreign_store() -> None:
     pyro.param("likelihood.scale", torch.tensor([77.0, 7.0]), constraint=dist.constraints.positive)
 
 
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(fast=FEW))
 def test_what_another_model_left_in_the_store_is_not_this_ones(name):
     kind = "inferred" if name in NO_POINTS else "hidden"
     expected = fit(name, kind)

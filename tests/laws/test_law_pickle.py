@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers import seeded
 from models import toy_net
-from test_contract import METHODS, MODELS, X, Y, fit
+from test_contract import METHODS, MODELS, X, Y, fit, one_of_each_kind
 from torch import nn
 
 import pyrobnn as pb
@@ -39,6 +39,8 @@ def by_joblib(value):
 
 
 COPIES = {"pickle": by_pickle, "joblib": by_joblib, "deepcopy": copy.deepcopy}
+#: copies that are made from what pickle asks for
+LIKE_PICKLE = ("joblib", "deepcopy")
 #: other guides than the contract's: a flow, and Pyro's own
 GUIDES = {
     "flow": "flow",
@@ -79,8 +81,11 @@ def sampled(posterior: pb.Posterior) -> dict[str, torch.Tensor]:
         return pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=3)(X)
 
 
-@pytest.mark.parametrize("way", COPIES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.covering(3)
+@pytest.mark.parametrize(
+    "way", ["pickle", *(pytest.param(way, marks=pytest.mark.slow) for way in LIKE_PICKLE)]
+)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_a_copy_of_a_posterior_is_the_same_in_all_but_its_model(name, way):
     posterior = fit(name, "inferred")
     again = COPIES[way](posterior)

@@ -114,7 +114,6 @@ CHEAP = [name for name in METHODS if not name.startswith(("Laplace", "SG"))]
 FAST = [
     *zip(PRIORS, itertools.cycle(CHEAP), strict=False),
     ("Cauchy", "Laplace"),
-    ("SoftLaplace", "SGLD"),
 ]
 
 

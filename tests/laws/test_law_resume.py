@@ -161,7 +161,10 @@ class Noisy(TensorDataset):
 
 
 @pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("name", ["MAP", "SVI", "SWAG", "SGLD"])
+@pytest.mark.parametrize(
+    "name",
+    ["MAP", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SVI", "SWAG", "SGLD"))],
+)
 def test_a_loader_that_shuffles_goes_on_in_the_middle_of_an_epoch(name, own_generator, tmp_path):
     method = replace(BATCHES[name], batch_size=None)
 
