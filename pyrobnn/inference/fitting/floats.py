@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from pyrobnn.model import Density
+from pyrobnn.model.gradient import at_each
 
 _MAX_ROUNDING = 0.1  # nats, sd of the difference of densities of float32 and float64
 _MIN_STEP = 8.0  # units of the last place in a step
+_NUM_POINTS = 32  # at which the densities of float32 and float64 are compared
+_AT_ONCE = 8  # of them in one run of the program, which for a long loop takes seconds
 
 
 @contextlib.contextmanager
@@ -98,8 +101,9 @@ def float64_reason(
         return (
             f"steps of {float(steps[worst]):.1g} at positions near {float(z[:, worst].mean()):.7g}"
         )
-    points = z[:: max(1, len(z) // 32)][:32]
-    noise = torch.stack([log_joint(point) - exact(point.double()) for point in points])
+    points = z[:: max(1, len(z) // _NUM_POINTS)][:_NUM_POINTS]
+    rounded = at_each(log_joint, points, at_once=_AT_ONCE)
+    noise = rounded - at_each(exact, points.double(), at_once=_AT_ONCE)
     noise = noise[noise.isfinite()]
     if len(noise) > 2 and float(noise.std()) > _MAX_ROUNDING:
         return f"the log density was rounded by {float(noise.std()):.2g} nats"
