@@ -9,6 +9,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     _Outputs = Tensor | float | Mapping | Sequence | None
     #: what an operator takes
     _Argument = Tensor | complex | str | torch.dtype | torch.device | Sequence | None
+
+#: whether the trace under way is of :func:`trace_rows`
+_ANY_ROWS: ContextVar[bool] = ContextVar("_ANY_ROWS", default=False)
 
 
 def trace(
@@ -49,9 +53,16 @@ def trace(
 
 
 def trace_rows(fn: Callable[[Tensor], _Outputs], x: Tensor) -> GraphModule:
-    """As :func:`trace`, of a function of rows (N, …), for any N; tensors that ``fn`` closes over become constants."""
+    """As :func:`trace`, of a function of rows (N, …), for any N; tensors that ``fn`` closes over become constants.
+
+    The graph is to be kept in a file, so :class:`Tracer` sees no trace here that it could put an own operator into.
+    """
     make_fx = private.required("torch.fx.experimental.proxy_tensor.make_fx")
-    return make_fx(fn, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    token = _ANY_ROWS.set(True)
+    try:
+        return make_fx(fn, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    finally:
+        _ANY_ROWS.reset(token)
 
 
 def untraced() -> Context | None:
@@ -98,7 +109,9 @@ class Tracer:
 
     @classmethod
     def active(cls) -> Tracer | None:
-        """None where nothing is traced, or this torch does not say so."""
+        """None where nothing is traced, the graph is of any number of rows, or this torch does not say so."""
+        if _ANY_ROWS.get():
+            return None
         wrappers = (
             private.find("torch._C._functorch.is_functorch_wrapped_tensor"),
             private.find("torch._C._functorch.get_unwrapped"),

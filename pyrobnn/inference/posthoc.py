@@ -24,7 +24,7 @@ from pyrobnn.model.architectures import Temperature
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.catalogue import Bernoulli, Categorical, HomoskedasticGaussian
 from pyrobnn.model.several_inputs import as_rows
-from pyrobnn.model.weight_priors import IIDPrior
+from pyrobnn.model.weight_priors import IIDPrior, first_names
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer
 
@@ -158,8 +158,13 @@ class _Posthoc:
         self.judging_rows = self._judging_rows(held_out, bool(free))
 
     def _last_layer(self) -> LastLayer | None:
-        """The curvature of the last layer; None where the net has none, or its likelihood's is not known."""
+        """The curvature of the last layer; None where the net has none of its own, or its likelihood's is not known."""
         if self.last_name is None:
+            return None
+        first = first_names(self.net)
+        shared = [name for name in first if first[name] != name]
+        # features would change with a parameter that an earlier layer has too
+        if any(name.rpartition(".")[0] == self.last_name for name in shared):
             return None
         layer = cast(nn.Linear, self.net.get_submodule(self.last_name))
         try:

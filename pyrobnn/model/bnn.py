@@ -104,7 +104,7 @@ class BNN:
         bare_net = net.net if isinstance(net, Exposed) else net
         priors = site_priors(prior, bare_net)
         self.widths_by_rule = isinstance(prior, Selective) and prior.has_rule_for(bare_net)
-        self.net = _separated(copy.deepcopy(net))
+        self.net = _without_nested_tensors(_separated(copy.deepcopy(net)))
         if likelihood.targets.exposure is not None and not isinstance(net, Exposed):
             self.net = Exposed(self.net, likelihood.targets.exposure)
         self.net.register_forward_hook(flatten_rows)
@@ -493,6 +493,18 @@ def _refuse_wrapped(net: nn.Module) -> None:
             "the parameters of 'net' are on the device 'meta' and have no values: call net.to_empty(device='cpu') and "
             "initialise it, or load its state, before building the BNN"
         )
+
+
+def _without_nested_tensors(net: nn.Module) -> nn.Module:
+    """``net`` with encoders that compute what is padded too: without gradients torch leaves it out.
+
+    With nested tensors the outputs at padded positions are zero, or missing, in evaluation mode alone, which would be
+    another function than the one that is fitted; they have no derivatives either.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+    return net
 
 
 def _separated(net: nn.Module) -> nn.Module:

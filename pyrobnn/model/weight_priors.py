@@ -110,6 +110,12 @@ class Selective(Prior):
         alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
         if any(alone.expose_fn(module, name) for name, module, _ in _parameters(net)):
             return
+        first = first_names(net).get(entry) if isinstance(entry, str) else None
+        if first is not None and not suffix:
+            raise ValueError(
+                f"{option!r} has no effect by {entry!r}: two modules share this parameter, and it has one prior, by "
+                f"its first name: say {first!r}"
+            )
         fallback = type(entry).__name__ if callable(entry) else repr(entry)
         label = getattr(entry, "__name__", fallback)
         names = ", ".join(name for name, _, _ in _parameters(net))
@@ -156,6 +162,13 @@ def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
     modules = dict(net.named_modules())
     for name, param in net.named_parameters():
         yield name, modules[name.rpartition(".")[0]], param
+
+
+def first_names(net: nn.Module) -> dict[str, str]:
+    """Every name of every parameter → its first, which is that of its site; another only where modules share it."""
+    first = {id(param): name for name, param in net.named_parameters()}
+    names = net.named_parameters(remove_duplicate=False)
+    return {name: first[id(param)] for name, param in names}
 
 
 class IIDPrior(tyxe_priors.IIDPrior, Selective):
@@ -347,7 +360,11 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
         try:
             base = prior.prior_dist(name, module, param)
         except KeyError as error:
-            raise ValueError(f"the prior has no entry for {name!r}: add it, or hide it") from error
+            others = [other for other, first in first_names(net).items() if first == name != other]
+            shared = f", which is {' and '.join(map(repr, others))} too" if others else ""
+            raise ValueError(
+                f"the prior has no entry for {name!r}{shared}: add it, or hide it"
+            ) from error
         expected = "a distribution of pyro.distributions"
         check_type(f"prior of {name}", base, TorchDistributionMixin, expected)
         try:

@@ -136,14 +136,14 @@ def write(contents: Contents, path: Path) -> None:
     with written_whole(path) as beside:
         x = probes(contents)
         program = _program(contents, onnx=path.suffix == ".onnx")
-        exported = _exported(program, x)
-        deviation = _deviation(exported.module()(x), contents.thinned.predict(x), contents.levels)
+        exported, outputs = _exported(program, x)
+        deviation = _deviation(outputs, contents.thinned.predict(x), contents.levels)
         if not deviation <= TOLERANCE:
             raise Refused(
                 f"the exported program is off by {deviation:.2g} of its predictions: keep this model with "
                 "posterior.save and load it with pyrobnn.Posterior.load"
             )
-        meta = _meta(contents, x, exported.module()(x))
+        meta = _meta(contents, x, outputs)
         if path.suffix == ".onnx":
             _write_onnx(exported, meta, beside)
         else:
@@ -190,18 +190,21 @@ def _program(contents: Contents, onnx: bool) -> PredictiveProgram:
     )
 
 
-def _exported(program: PredictiveProgram, x: Tensor) -> ExportedProgram:
-    """The program as torch traces it for any number of rows.
+def _exported(
+    program: PredictiveProgram, x: Tensor
+) -> tuple[ExportedProgram, Mapping[str, Tensor]]:
+    """The program as torch traces it for any number of rows, and what it returns at ``x``.
 
     Raises:
-        Refused: torch cannot trace the net.
+        Refused: torch cannot trace the net, or cannot run what it has traced.
     """
     program.eval()
     for evaluation in EVALUATIONS:
         program.evaluation = evaluation
         try:
-            return _traced(program, torch.zeros_like(x))
-        # torch's tracer raises errors of many kinds
+            exported = _traced(program, torch.zeros_like(x))
+            return exported, exported.module()(x)
+        # torch's tracer, and what it has made, raise errors of many kinds
         except Exception as error:
             failure = error
         # the ways of evaluation differ only where draws of the net do

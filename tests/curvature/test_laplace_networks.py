@@ -147,3 +147,50 @@ def test_on_a_gpu(structure):
     assert there.log_evidence == pytest.approx(here.log_evidence, abs=1e-6)
     for there_value, here_value in zip(there.moments(x), here.moments(x)):
         torch.testing.assert_close(there_value.cpu(), here_value)
+
+
+class Tied(nn.Module):
+    """Scores of words by the embedding that they were read with."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+        self.middle = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 5)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.middle(self.words(x).mean(1))))
+
+
+def tied():
+    with seeded():
+        net = Tied()
+        x = torch.randint(0, 5, (30, 3))
+    return net, x, x[:, 0]
+
+
+def test_a_layer_that_shares_its_weight_is_no_last_layer():
+    net, x, y = tied()
+    model = pb.BNN(net, normal_prior(1.0), Categorical())
+    with pytest.raises(
+        pb.Refused, match=r"'net.head', shares 'net.head.weight' with .* as 'net.words.weight'"
+    ):
+        Laplace(subset="last_layer", compile=False).fit(model, x, y, seed=0)
+    search = pb.MAP(num_steps=20, compile=False)
+    whole = Laplace(structure="kron", map=search, compile=False).fit(model, x, y, seed=0)
+    assert whole.predict(x).probs.isfinite().all()
+    assert "last_layer" not in pb.posthoc(net, x, y).meta["held_out_log_density"]
+
+
+def test_a_prior_of_a_shared_parameter_is_asked_for_by_its_first_name():
+    net, _, _ = tied()
+    normal = dist.Normal(0.0, 1.0)
+    with pytest.raises(ValueError, match="two modules share this parameter.*say 'words.weight'"):
+        pb.BNN(net, pb.priors.IIDPrior(normal, hide=["head.weight"]), Categorical())
+    own = {name: normal for name, _ in net.named_parameters()}
+    by_second = {"head.weight": normal} | own
+    del by_second["words.weight"]
+    with pytest.raises(ValueError, match="no entry for 'words.weight', which is 'head.weight' too"):
+        pb.BNN(net, pb.priors.DictPrior(by_second), Categorical())
+    assert "net.words.weight" in pb.BNN(net, pb.priors.DictPrior(own), Categorical()).priors

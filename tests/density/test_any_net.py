@@ -373,6 +373,47 @@ def test_what_is_fitted_is_the_function_that_predicts(net):
     assert SHORT.fit(model, x, y, seed=0).predict(x).mean.shape == (12, 1)
 
 
+class Padded(nn.Module):
+    """An encoder of words that leaves out what is padded: torch would do so by nested tensors, without gradients."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.words = nn.Embedding(7, 8, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, **options)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.words(x), src_key_padding_mask=x == 0).mean(1))
+
+
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        SHORT,
+        pb.SVI(num_steps=5, compile=False),
+        pb.Laplace(subset="last_layer", map=SHORT, compile=False),
+    ],
+    ids=["MAP", "SVI", "Laplace"],
+)
+def test_an_encoder_with_a_padding_mask_is_one_function_in_both_modes(mode, method):
+    with seeded():
+        net = Padded()
+        plain = Padded(enable_nested_tensor=False)
+        x = torch.randint(1, 7, (12, 6))
+    x[::2, 4:] = 0
+    y = (x == 3).sum(1, keepdim=True).float()
+    plain.load_state_dict(net.state_dict())
+    noise = pb.likelihoods.HomoskedasticGaussian(0.3)
+    means = []
+    for each in (net.train(mode == "training"), plain.eval()):
+        posterior = method.fit(pb.BNN(each, pb.priors.FanInNormal(), noise), x, y, seed=0)
+        means.append(posterior.predict(x).mean)
+    assert torch.equal(*means)
+    assert net.encoder.use_nested_tensor
+
+
 @pytest.mark.slow
 def test_methods_that_train_with_dropout_take_a_net_that_draws():
     model, x, y = flat(Dropped)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
+from pyrobnn.posterior import export
 from pyrobnn.posterior.export import ENTRIES
 from pyrobnn.posterior.exported_reader import Exported
 
@@ -28,6 +29,7 @@ Y = 50 + 10 * (X[:, :1] + X[:, 1:2].sin() + 0.2 * torch.randn(40, 1, generator=G
 LABELS = (Y > 50).long()[:, 0]
 COUNTS = torch.randint(0, 5, (40, 1), generator=G).float()
 IMAGES = torch.randn(20, 1, 8, 8, generator=G)
+SEQUENCES = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
 UNITS = pb.data.Standardizer.fit(pb.data.Dataset(X, Y, "table", "regression"))
 NOISE = pb.likelihoods.HomoskedasticGaussian
 
@@ -49,6 +51,18 @@ def attention():
     return nn.Sequential(
         nn.Unflatten(1, (3, 1)), nn.Linear(1, 4), layer, nn.Flatten(), nn.Linear(12, 1)
     )
+
+
+class LastStep(nn.Module):
+    """A linear function of the last output of an LSTM in two directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(1, 3, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.head(self.recurrent(x.unsqueeze(-1))[0][:, -1])
 
 
 def fit(method, model, x=X, y=Y, **options):
@@ -125,10 +139,26 @@ NETS = {
         num_draws=7,
     ),
     "attention": lambda: fit(pb.MAP(**FIT), bnn(attention(), NOISE(0.3))),
+    # more steps than are put into one turn of a loop
+    "recurrent": lambda: fit(
+        pb.DeepEnsemble(num_members=2, **FIT),
+        bnn(LastStep(), NOISE(0.3), units=None),
+        SEQUENCES,
+        Y[:20],
+    ),
 }
 #: those whose quantiles are traced too: it takes several seconds
 QUANTILES = ("map", "mixture", "heteroskedastic")
-ONNX = ("map", "ensemble", "student", "counts", "classes", "convolutions", "linearised")
+ONNX = (
+    "map",
+    "ensemble",
+    "student",
+    "counts",
+    "classes",
+    "convolutions",
+    "linearised",
+    "recurrent",
+)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +168,8 @@ def mode():
 
 
 def inputs(name):
-    rows = {"convolutions": IMAGES[:5], "counts": X[:5].abs() + 0.1}.get(name, X[:5])
+    own = {"convolutions": IMAGES, "counts": X.abs() + 0.1, "recurrent": SEQUENCES}
+    rows = own.get(name, X)[:5]
     return rows.double() if name == "student" else rows
 
 
@@ -325,6 +356,19 @@ def test_a_program_has_no_network_to_export(tmp_path):
     with pytest.raises(TypeError, match="'model' must be a pyrobnn.BNN"):
         posterior.export(tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_torch_traces_and_cannot_run_is_refused_in_words(
+    mode, tmp_path, monkeypatch
+):
+    class Traced:
+        def module(self):
+            raise RuntimeError("expected to contain only concrete integers\nfrom line 2398")
+
+    monkeypatch.setattr(export, "_traced", lambda program, x: Traced())
+    with pytest.raises(pb.Refused, match="only concrete integers.: keep the model with"):
+        mode.export(tmp_path / "model.pt2")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_reader_runs_operators_of_torch_alone():

@@ -25,6 +25,7 @@ from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.density import Site
+from pyrobnn.model.weight_priors import first_names
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import hooked
 
@@ -118,9 +119,17 @@ def last_layer_sites(latent: Sequence[str], model: BNN, x: Tensor) -> tuple[str,
     """Those of the latent sites that belong to the layer which is called last, of a net given ``x`` (N, …).
 
     Raises:
-        ValueError: the layer has no prior.
+        Refused: the layer has no prior, or shares a parameter with another, so that no part of the net before it is
+            held.
     """
     layer = _last_layer(model, x)
+    for name, first in first_names(model.net).items():
+        if (NET + name).rpartition(".")[0] == layer and name != first:
+            raise Refused(
+                f"the last layer, {layer!r}, shares {NET + name!r} with an earlier one, as {NET + first!r}, so that "
+                "features would change with it: give it a parameter of its own, or take "
+                "pb.Laplace(structure='kron') of all weights, or pb.SWAG"
+            )
     chosen = tuple(name for name in latent if name.rpartition(".")[0] == layer)
     if not chosen:
         raise Refused(f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)")
