@@ -47,7 +47,7 @@ class GapProblem(Problem):
 
 COMPARE = GapProblem(lambda x: x[:, 0], 216, 1, 0.4, 50)
 STUDIED = {"compare": COMPARE} | {
-    name: PROBLEMS[name] for name in ("sine_20", "product_30", "gap_50")
+    name: PROBLEMS[name] for name in ("sine_20", "product_30", "gap_50", "bump_80")
 }
 
 

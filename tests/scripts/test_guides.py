@@ -30,13 +30,17 @@ def test_every_problem_has_every_fit():
 
 
 def test_the_bound_and_not_the_search_prefers_the_noise():
-    """No guide keeps NUTS's noise from a draw of NUTS, and one to whom it is given has the lower ELBO."""
+    """Where a guide takes function for noise, so does one that begins at NUTS, and the ELBO at NUTS's noise is lower."""
     by_problem: dict[str, dict[str, dict]] = {}
     for record in read_records(SCRIPTS / "verdict" / "guides.jsonl"):
         by_problem.setdefault(record["problem"], {})[record["fit"]] = record
+    noisy = []
     for problem, fits in by_problem.items():
-        free = [fits["default"], fits["from_nuts"]]
-        known = fits["known_noise"]
-        assert min(fit["noise"] for fit in free) > 1.2 * known["true_noise"], problem
-        error = 3 * (known["elbo_error"] + max(fit["elbo_error"] for fit in free))
-        assert known["elbo"] < free[0]["elbo"] - error, problem
+        default, from_nuts, known = (fits[name] for name in GUIDE_FITS)
+        if default["noise"] < 1.2 * default["true_noise"]:
+            continue
+        noisy.append(problem)
+        assert from_nuts["noise"] > 1.2 * default["true_noise"], problem
+        error = 3 * (known["elbo_error"] + default["elbo_error"])
+        assert known["elbo"] < default["elbo"] - error, problem
+    assert len(noisy) > 2
