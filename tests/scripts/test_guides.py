@@ -30,7 +30,7 @@ def test_every_problem_has_every_fit():
 
 
 def test_the_bound_and_not_the_search_prefers_the_noise():
-    """Where a guide takes function for noise, so does one that begins at NUTS, and the ELBO at NUTS's noise is lower."""
+    """Where a guide takes function for noise, one from NUTS does too, and at the noise of NUTS the ELBO is lower."""
     by_problem: dict[str, dict[str, dict]] = {}
     for record in read_records(SCRIPTS / "verdict" / "guides.jsonl"):
         by_problem.setdefault(record["problem"], {})[record["fit"]] = record
