@@ -1,6 +1,6 @@
 """Write the tables of the claims, of the paper and of the headline page from the records. Numbers are never typed.
 
-python scripts/page.py            # rewrites */claim.md, results/README.md, docs/paper.md and docs/howto/deep-nets.md
+python scripts/page.py            # rewrites */claim.md, results/README.md, and tables of README.md and docs
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def main() -> None:
     write(readme, gradients_of_four_chains())
     write(readme, sentence(read_records(HERE / "newest" / "records.jsonl")), "<!-- versions -->")
     write(HERE.parent / "docs" / "howto" / "deep-nets.md", deep.claim_tables.text())
+    methods = HERE.parent / "docs" / "methods.md"
+    write(methods, verdict.claim_tables.guides_text(), "<!-- table: guides -->")
     paper = HERE.parent / "docs" / "paper.md"
     write(paper, gradients_of_four_chains(), "<!-- table: nuts -->")
     write(paper, outcomes_of_posteriordb(), "<!-- table: posteriordb -->")

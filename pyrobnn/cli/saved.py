@@ -96,6 +96,8 @@ def judge_saved(
         say(sentence)
     for verdict in results.verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
+        if verdict.action:
+            say(f"    next: {verdict.action}")
     for name, reason in left_out.items():
         say(f"{name}: skipped: {reason}")
     say(f"\nreport: {page}\nsummary: {summary}")

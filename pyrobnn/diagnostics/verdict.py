@@ -220,7 +220,7 @@ class Verdict:
     def fault(self, question: Question) -> str:
         """What is wrong, in a few words for whoever has not read the check; empty where all passed."""
         worst = self.worst(question)
-        return "" if worst is None else plain(words.fault(worst.code))
+        return "" if worst is None else plain(words.fault(worst.code, worst.numbers))
 
     def shown_answer(self, question: Question) -> str:
         """The answer to a question, or "not checked"."""

@@ -111,6 +111,15 @@ def _draws_are(
     """What the sd of draws over the right one, and the shift of their mean in sds, say of the draws."""
     if status not in ("warn", "fail"):
         return ""
+    return f": the draws are {_direction(ratio, shift) or 'not those of the posterior'}"
+
+
+def _direction(ratio: float, shift: float) -> str:
+    """What an sd over the right one, and the shift of a mean in sds, say; empty where both are nearly right.
+
+    >>> _direction(2.0, 1.0), _direction(0.5, 0.0), _direction(1.1, 0.1)
+    ('too wide and centred in the wrong place', 'too narrow', '')
+    """
     faults = []
     if ratio > 1.25:
         faults.append("too wide")
@@ -118,7 +127,7 @@ def _draws_are(
         faults.append("too narrow")
     if shift > 0.25:
         faults.append("centred in the wrong place")
-    return f": the draws are {' and '.join(faults) or 'not those of the posterior'}"
+    return " and ".join(faults)
 
 
 def _changed(inverse: float) -> str:
@@ -512,9 +521,29 @@ ACTIONS: dict[str, str] = {
 }
 
 
-def fault(code: str) -> str:
-    """What is wrong in a few words; of a code that is not ours, the code."""
-    return FAULTS.get(code, code.replace("_", " "))
+def fault(code: str, numbers: Numbers | None = None) -> str:
+    """What is wrong in a few words, with its direction where the numbers have one; of a code not ours, the code.
+
+    >>> fault("reference", {"ratio": 2.6})
+    'the function differs from that of the reference run, being too wide'
+    """
+    words = FAULTS.get(code, code.replace("_", " "))
+    direction = _direction_of(code, numbers or {})
+    return f"{words}, being {direction}" if direction else words
+
+
+#: checks of the function that measure how wide it is, and the number that says so: 1 / ratio or the ratio of sds
+_WIDTHS = {"function_moves": "inverse", "beside_posterior": "inverse", "reference": "ratio"}
+
+
+def _direction_of(code: str, numbers: Numbers) -> str:
+    """Whether the function is too wide or too narrow, and in the wrong place; empty where the check does not say."""
+    width = numbers.get(_WIDTHS.get(code, ""))
+    if not isinstance(width, int | float) or not width > 0.0:
+        return ""
+    ratio = width if _WIDTHS[code] == "ratio" else 1.0 / width
+    shift = numbers.get("shift", 0.0)
+    return _direction(ratio, shift if isinstance(shift, int | float) else 0.0)
 
 
 def evidence(code: str, name: str, numbers: Numbers) -> str:

@@ -52,7 +52,7 @@ from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.loaders import survey
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_room, weights_of
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
-from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.method import OPTIONAL, REFINE, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile.forecast import Compile
@@ -172,7 +172,7 @@ class Laplace(Method):
     gathers: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
     remedy: ClassVar[str] = (
-        "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
+        f"The Gaussian misses the weights: use its linearised predictions, {REFINE}, or run NUTS and compare."
     )
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Laplace(Method):
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
         if self.predictive == "linearized":  # it has that already
-            remedy = "The Gaussian misses the weights: run NUTS and compare."
+            remedy = f"The Gaussian misses the weights: {REFINE}, or run NUTS and compare."
             object.__setattr__(self, "remedy", remedy)
         self._check_subset()
         check_type("map", self.map, MAP | None, "a pyrobnn.MAP")

@@ -87,6 +87,7 @@ class MCDropout(Trained):
     deterministic: ClassVar[bool] = False
     trains: ClassVar[bool] = False
     default_draws: ClassVar[int] = 100
+    remedy: ClassVar[str] = "Run NUTS and compare."
 
     def __post_init__(self) -> None:
         check_optional(

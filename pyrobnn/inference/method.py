@@ -43,6 +43,8 @@ Claim = Literal["exact", "approximate", "none"]
 
 #: options of ``fit`` that a method may have no use for: where they are given to it all the same, it refuses
 OPTIONAL = ("init", "checkpoint")
+#: what to do with a fit that misses the posterior, for the remedies of methods
+REFINE = "refine it (posterior.refine(), or pyrobnn compare --refine 10)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +170,7 @@ class Method(abc.ABC):
     shares_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
-    remedy: ClassVar[str] = "Run NUTS and compare."
+    remedy: ClassVar[str] = f"The fit misses the posterior: {REFINE}, or run NUTS and compare."
 
     @final
     @_asked_for

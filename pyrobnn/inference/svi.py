@@ -13,7 +13,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
-from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.method import OPTIONAL, REFINE, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.inference.vi.guide_fit import fit_guide, fit_guides
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
@@ -180,7 +180,8 @@ class SVI(Method):
     uses: ClassVar[tuple[str, ...]] = OPTIONAL
     shares_rows: ClassVar[bool] = True
     remedy: ClassVar[str] = (
-        "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
+        f"The approximation misses the posterior: {REFINE}, use a richer guide (low_rank, full_rank), or run NUTS and "
+        "compare."
     )
 
     def __post_init__(self) -> None:
@@ -188,8 +189,8 @@ class SVI(Method):
         family = self.options.family
         max_scale = self.options.max_scale
         if family != "mean_field":  # no guide is advised itself, or a poorer one
-            richer = "use a richer guide (full_rank), or " if family == "low_rank" else ""
-            remedy = f"The approximation misses the posterior: {richer}run NUTS and compare."
+            richer = ", use a richer guide (full_rank)" if family == "low_rank" else ""
+            remedy = f"The approximation misses the posterior: {REFINE}{richer}, or run NUTS and compare."
             object.__setattr__(self, "remedy", remedy)
         check_count("num_particles", self.num_particles)
         check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))

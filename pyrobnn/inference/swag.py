@@ -32,7 +32,7 @@ from pyrobnn.inference.fitting.problem import (
 )
 from pyrobnn.inference.fitting.shares import across
 from pyrobnn.inference.fitting.watch import MappedCallback
-from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.method import OPTIONAL, REFINE, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.path_ends import REFINING_STEPS, Refinement, worths_of
@@ -245,7 +245,7 @@ class SWAG(_Averaged):
     has_density: ClassVar[bool] = True
     default_draws: ClassVar[int] = 100
     remedy: ClassVar[str] = (
-        "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare."
+        f"The Gaussian misses the posterior: take SWAG as a heuristic, {REFINE}, or run NUTS and compare."
     )
 
     @property

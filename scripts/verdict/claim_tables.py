@@ -71,3 +71,50 @@ def distances(rows: Records) -> str:
         share = f"{kinds['right']} of {len(fits)} | {kinds['wrong']} of {len(fits)}"
         lines.append(f"| {method} | {ratio:.2f} | {shift:.2f} | {share} |")
     return "\n".join(lines)
+
+
+#: what a fit of guides.jsonl is called in its table
+GUIDE_FITS = {
+    "default": "at its defaults",
+    "from_nuts": "begun at a draw of NUTS",
+    "known_noise": "its noise known, that of NUTS",
+}
+
+
+def guides_text() -> str:
+    """How far normal guides are from NUTS on the real fits, and mean-field by its start and with its noise known."""
+    folder = Path(__file__).parent
+    fits = read_records(folder / "real.jsonl")
+    mean_field = _medians(fits, "svi")
+    full_rank = _medians(fits, "svi_full_rank")
+    sentence = (
+        "In the median over the problems the mean of the function is off by "
+        f"{mean_field['shift']:.2f} of NUTS's sd ({full_rank['shift']:.2f} by full rank), and its sd is "
+        f"{mean_field['ratio']:.2f} times that of NUTS ({full_rank['ratio']:.2f})."
+    )
+    return f"{sentence}\n\n{guides_table(read_records(folder / 'guides.jsonl'))}"
+
+
+def _medians(rows: Records, method: str) -> dict[str, float]:
+    """Of a method's distances from NUTS, over the problems."""
+    fits = [row for row in rows if row["method"] == method]
+    return {name: median(row[name] for row in fits) for name in ("shift", "ratio")}
+
+
+def guides_table(rows: Records) -> str:
+    """ELBO, noise and distance from NUTS of mean-field fits, by where they begin and with the noise known."""
+    lines = [
+        "| problem | mean-field | ELBO | noise (NUTS) | ratio of sds | shift in sds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            row["problem"],
+            GUIDE_FITS[row["fit"]],
+            f"{row['elbo']:.1f} ± {row['elbo_error']:.1f}",
+            f"{row['noise']:.2f} ({row['true_noise']:.2f})",
+            f"{row['ratio']:.2f}",
+            f"{row['shift']:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -79,6 +79,29 @@ def test_whatever_can_be_found_has_words_for_a_first_line():
     assert {*wording.SEEN, *wording.ACTIONS} - set(wording.FAULTS) == informs
 
 
+def test_the_first_line_says_in_which_direction_the_function_is_off():
+    numbers = {"inverse": 0.25, "ratio": 4.0, "shift": 1.5}
+    for code in ("function_moves", "beside_posterior"):
+        assert wording.fault(code, numbers).endswith("too wide and centred in the wrong place")
+        assert wording.fault(code, {"inverse": 2.0, "shift": 0.1}).endswith("too narrow")
+        assert wording.fault(code, {"inverse": 1.0, "shift": 0.1}) == wording.FAULTS[code]
+    assert wording.fault("reference", numbers | {"shift": 0.0}).endswith("being too wide")
+    assert wording.fault("reference", {}) == wording.FAULTS["reference"]
+    assert wording.fault("too_wide", numbers) == wording.FAULTS["too_wide"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pb.SVI(), pb.SVI(guide="full_rank"), pb.Laplace(), pb.SWAG(), pb.DeepEnsemble(), pb.MAP()],
+)
+def test_where_a_fit_can_be_refined_its_remedy_says_how(method):
+    assert "posterior.refine()" in method.remedy and "--refine" in method.remedy
+
+
+def test_where_a_fit_cannot_be_refined_its_remedy_does_not_say_so():
+    assert "refine" not in pb.MCDropout(p=0.1).remedy
+
+
 def test_the_table_is_short_and_each_row_is_whole():
     assert len(TABLE) <= 25 and len({row.code for row in TABLE}) == len(TABLE)
     assert all(row.source and row.limits and row.statistic.__doc__ for row in TABLE)
