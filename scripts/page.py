@@ -36,6 +36,7 @@ CLAIMS = (
     "mnist",
     "newest",
     "deep",
+    "beside_numpyro",
 )
 
 

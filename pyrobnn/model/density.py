@@ -1054,7 +1054,7 @@ def _check_observed(node: Node) -> None:
     if value.numel() > 1 and count != value.numel():
         raise ValueError(
             f"the values of {name!r} have shape {tuple(value.shape)} and their distribution {tuple(shape)}: make the "
-            "two the same, as by y.squeeze(-1), so that each value counts once"
+            f"two the same, {_remedy_of_shapes(node)}, so that each value counts once"
         )
     # a distribution that does not say its support
     with contextlib.suppress(NotImplementedError, AttributeError):
@@ -1065,6 +1065,17 @@ def _check_observed(node: Node) -> None:
             raise ValueError(
                 f"values of {name!r} lie outside of the support of their distribution, {support}"
             )
+
+
+def _remedy_of_shapes(node: Node) -> str:
+    """How the values of an observed site and its distribution become of one shape: the plate moved, or y squeezed."""
+    for frame in node["cond_indep_stack"]:
+        if frame.vectorized and node["value"].ndim < -frame.dim:
+            return (
+                f"as by a dim of the plate {frame.name!r} that the values have (it counts {frame.size:,} rows "
+                f"along dimension {frame.dim})"
+            )
+    return "as by y.squeeze(-1)"
 
 
 def is_identity(transform: Transform) -> bool:

@@ -70,6 +70,45 @@ def test_a_flat_prior_of_a_scale_is_fitted():
     assert [note for note in findings(flat) if note.code == "prior_cut"] == []
 
 
+METHODS = (
+    pb.NUTS(num_chains=2, num_warmup=5, compile=False),
+    pb.SVI(num_steps=5, compile=False),
+    pb.Laplace(num_steps=5, compile=False),
+    pb.SMC(num_particles=16, compile=False),
+    pb.MAP(num_steps=5, compile=False),
+)
+
+
+def in_a_plate(size, dim=None):
+    def program(x, y=None):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("row", size, dim=dim):
+            pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+    return program
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_plate_of_another_size_is_a_sentence(method):
+    words = "the plate 'row' has 29 rows, and the site 'y' inside has 30 along dimension -1: give"
+    with pytest.raises(ValueError, match=words) as caught:
+        method.fit(in_a_plate(29), X, Y)
+    assert "Trace Shapes" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_plate_along_a_dimension_that_the_data_have_not_is_named(method):
+    words = r"a dim of the plate 'row' .*counts 30 rows along dimension -2"
+    with pytest.raises(ValueError, match=words) as caught:
+        method.fit(in_a_plate(30, dim=-2), X, Y)
+    assert "squeeze" not in str(caught.value)
+
+
+def test_a_column_of_means_is_squeezed():
+    with pytest.raises(ValueError, match=r"squeeze\(-1\)"):
+        METHODS[0].fit(in_a_plate(30), X[:, None], Y)
+
+
 def test_a_scale_that_is_transformed_is_not_named():
     def program(x, y):
         log_scale = pyro.sample("log_scale", dist.Normal(0.0, 1.0))

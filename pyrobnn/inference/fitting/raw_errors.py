@@ -15,6 +15,11 @@ from pyrobnn.model.density import Program
 
 #: where Pyro's list of the sites and their shapes begins, in an error that a program has raised
 _DUMP = re.compile(r"\n\s*Trace Shapes:")
+#: what Pyro says of a plate of another size than the values or the distribution of a site inside
+_PLATE = re.compile(
+    r"Shape mismatch inside plate\('(?P<plate>.+)'\) at site (?P<site>.+) dim (?P<dim>-\d+), "
+    r"(?P<rows>\d+) vs (?P<length>\d+)"
+)
 
 
 def _any_net(net: nn.Module) -> bool:
@@ -84,14 +89,18 @@ def explained(model: BNN | Program) -> Iterator[None]:
 
     Raises:
         Refused: with the remedy.
+        ValueError: a plate of a program has another size than a site inside, with the remedy.
         RuntimeError: another error of torch's while the net runs, without Pyro's list of sites.
     """
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        message = str(error)
+        mismatch = _PLATE.search(message)
+        if mismatch is not None:
+            raise ValueError(_plate_of_another_size(mismatch)) from error
         if not isinstance(model, BNN):
             raise
-        message = str(error)
         for known in KNOWN:
             if re.search(known.pattern, message) and known.concerns(model.net):
                 raise Refused(known.sentence) from error
@@ -101,3 +110,13 @@ def explained(model: BNN | Program) -> Iterator[None]:
         raise RuntimeError(
             f"torch cannot run the net in this fit: {message[: begin.start()].strip()}"
         ) from error
+
+
+def _plate_of_another_size(mismatch: re.Match[str]) -> str:
+    """The sentence in the place of Pyro's about a plate and a site inside."""
+    plate = mismatch["plate"]
+    return (
+        f"shape mismatch: the plate {plate!r} has {mismatch['rows']} rows, and the site {mismatch['site']!r} inside "
+        f"has {mismatch['length']} along dimension {mismatch['dim']}: give the plate the size of the data, as by "
+        f"pyro.plate({plate!r}, len(x)), or another dim, or draw vectors inside by .to_event(1)"
+    )
