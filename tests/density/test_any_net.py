@@ -391,9 +391,11 @@ class Padded(nn.Module):
 @pytest.mark.parametrize(
     "method",
     [
-        SHORT,
+        pytest.param(SHORT, marks=pytest.mark.slow),
         pb.SVI(num_steps=5, compile=False),
-        pb.Laplace(subset="last_layer", map=SHORT, compile=False),
+        pytest.param(
+            pb.Laplace(subset="last_layer", map=SHORT, compile=False), marks=pytest.mark.slow
+        ),
     ],
     ids=["MAP", "SVI", "Laplace"],
 )
