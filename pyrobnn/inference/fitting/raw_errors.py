@@ -97,7 +97,8 @@ def explained(model: BNN | Program) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         message = str(error)
         mismatch = _PLATE.search(message)
-        if mismatch is not None:
+        # a refusal that quotes Pyro says more: which guide, at how many rows
+        if mismatch is not None and not isinstance(error, Refused):
             raise ValueError(_plate_of_another_size(mismatch)) from error
         if not isinstance(model, BNN):
             raise
