@@ -318,7 +318,6 @@ def test_a_guide_is_asked_without_private_names():
     assert not any("_PYRO_STACK" in source(path) for path in PRIVATE)
 
 
-@pytest.mark.slow
 def test_handlers_that_cannot_be_asked_are_an_error_where_draws_are_handed_over_and_no_fit_stops(
     monkeypatch,
 ):

@@ -308,7 +308,6 @@ def test_a_transposed_convolution_is_exact_for_one_datum_at_one_position(kind):
         torch.testing.assert_close(matrix_of(block), expected)
 
 
-@pytest.mark.covering(2)
 @pytest.mark.parametrize("few", [5, pytest.param(1024, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NETS)
 def test_predictions_and_evidence_are_of_those_blocks(name, few, monkeypatch, tmp_path):

@@ -206,7 +206,11 @@ def _assert_moments_agree(theirs: torch.Tensor, ours: torch.Tensor) -> None:
     assert_mean_within((squares[0] - squares[1])[None], 0.0, name="variance")
 
 
-FAST = [("SWAG", "learned"), ("SVI-low-rank", "classes")]
+FAST = [
+    pytest.param("SVI-far", "hidden", marks=pytest.mark.slow),
+    ("SWAG", "learned"),
+    ("SVI-low-rank", "classes"),
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), FAST)

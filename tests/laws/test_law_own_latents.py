@@ -100,7 +100,6 @@ def model_checks(made):
     return [check for check in pb.diagnose(made).checks if check.question == "model"]
 
 
-@pytest.mark.covering(2)
 @pytest.mark.parametrize("far", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", RIGHT)
 def test_a_right_model_passes(case, far):

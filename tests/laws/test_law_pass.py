@@ -124,7 +124,6 @@ def test_what_is_right_by_construction_of_another_model_is_no_pass(way, net, cla
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     "predictive", ["linearized", pytest.param("draws", marks=pytest.mark.slow)]
 )

@@ -39,6 +39,12 @@ def by_joblib(value):
 
 
 COPIES = {"pickle": by_pickle, "joblib": by_joblib, "deepcopy": copy.deepcopy}
+#: the methods that one process is given: one of each kind, or all
+SETS_OF_METHODS = pytest.mark.parametrize(
+    "names",
+    [sorted(REPRESENTATIVES), pytest.param([*METHODS], marks=pytest.mark.slow)],
+    ids=["one of each kind", "all"],
+)
 #: copies that are made from what pickle asks for
 LIKE_PICKLE = ("joblib", "deepcopy")
 #: other guides than the contract's: a flow, and Pyro's own
@@ -81,7 +87,6 @@ def sampled(posterior: pb.Posterior) -> dict[str, torch.Tensor]:
         return pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=3)(X)
 
 
-@pytest.mark.covering(3)
 @pytest.mark.parametrize(
     "way", ["pickle", *(pytest.param(way, marks=pytest.mark.slow) for way in LIKE_PICKLE)]
 )
@@ -159,8 +164,8 @@ def test_a_model_of_an_earlier_release_goes_through():
     assert torch.equal(earlier.forward({}, X), model.forward({}, X))
 
 
-def test_another_process_predicts_the_same(tmp_path):
-    names = sorted(REPRESENTATIVES)
+@SETS_OF_METHODS
+def test_another_process_predicts_the_same(names, tmp_path):
     file = tmp_path / "posteriors.pkl"
     posteriors = [fit(name, "inferred") for name in names]
     file.write_bytes(pickle.dumps((X, posteriors)))
@@ -176,11 +181,11 @@ def test_another_process_predicts_the_same(tmp_path):
         torch.testing.assert_close(mean, posterior.predict(X).mean, msg=name)
 
 
-@pytest.mark.slow
-def test_another_process_loads_what_was_saved(tmp_path):
+@SETS_OF_METHODS
+def test_another_process_loads_what_was_saved(names, tmp_path):
     """With the least imported: what a method's module registers must be found."""
     models = {}
-    for name in METHODS:
+    for name in names:
         posterior = fit(name, "inferred")
         posterior.save(tmp_path / f"{name}.nc")
         models[name] = posterior.model

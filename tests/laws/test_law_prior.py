@@ -114,6 +114,7 @@ CHEAP = [name for name in METHODS if not name.startswith(("Laplace", "SG"))]
 FAST = [
     *zip(PRIORS, itertools.cycle(CHEAP), strict=False),
     ("Cauchy", "Laplace"),
+    pytest.param("SoftLaplace", "SGLD", marks=pytest.mark.slow),
 ]
 
 

@@ -91,7 +91,7 @@ def assert_resumes(
         assert done.calls <= repeated
 
 
-@pytest.mark.parametrize("name", one_of_each_kind(NAMES, {"MAP", "SVI", "SWAG", "SMC"}))
+@pytest.mark.parametrize("name", one_of_each_kind(NAMES, {"MAP", "SVI", "SWAG", "SGLD", "SMC"}))
 def test_killed_and_resumed_is_not_killed(name, tmp_path):
     def whole(**options):
         return fit(METHODS[name], "fixed", **num_draws(name), **options)
