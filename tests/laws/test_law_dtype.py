@@ -22,6 +22,7 @@ from models import NOISE, diabetes_linear, diabetes_model, normal_prior, toy_net
 from test_contract import METHODS, X, Y, num_draws, one_of_each_kind
 
 import pyrobnn as pb
+from pyrobnn.inference.fitting.floats import float64_reason
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
 pytestmark = pytest.mark.filterwarnings(
@@ -468,6 +469,21 @@ def stiff(x, y=None):
 def coarse(density: pb.Density):
     """The judge of a run, to which float32 is always too coarse."""
     return (lambda z, steps: "as a test has it") if density.dtype == torch.float32 else None
+
+
+def test_rounding_is_measured_in_few_runs_of_the_program():
+    """A run of a long loop takes seconds."""
+    runs = []
+
+    def log_joint(z):
+        runs.append(z.dtype)
+        return (1e7 + z).square().sum()
+
+    with seeded(0):
+        z = torch.randn(100, 3)
+    assert "rounded by" in float64_reason(log_joint, log_joint, z, torch.ones(3))
+    assert {*runs} == {torch.float32, torch.float64} and len(runs) <= 8
+    assert float64_reason(torch.sum, torch.sum, z, torch.ones(3)) == ""
 
 
 @functools.cache
