@@ -63,9 +63,10 @@ class Groups:
         self.is_elsewhere = torch.arange(len(starts)) >= len(starts) - num_elsewhere
         self.kept = torch.ones(len(starts), dtype=torch.bool)
         self.last_layer = LastLayer.of(density)
-        log_density: Callable[[Tensor], Tensor] = density.log_joint
         longest = LONGEST
-        if self.last_layer is not None:
+        if self.last_layer is None:
+            log_density = density.in_fewer_operations(starts[:2])
+        else:
             longest = _LONGEST_OF_OTHERS
             starts = starts[:, self.last_layer.others]
             log_density = self.last_layer.log_density

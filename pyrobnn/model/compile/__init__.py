@@ -6,8 +6,9 @@ inductor *directly*: Dynamo would check its guards at every call, and cannot tra
 
 In the order of reading: ``trees`` and ``graph_nodes`` (what a graph says), ``forecast`` (what a tier costs),
 ``interpreted`` (the graph without a compiler), ``inductor`` (the hand-over; ``products`` and ``indices`` prepare the
-graph), ``agreement`` (the check), ``right_code`` and ``code_folder`` (what is kept), ``interrupts``; ``scan`` stands on
-all of it. A *mode* is this package's word for how a function runs, a *tier* the user's, see :data:`_TIERS`.
+graph), ``agreement`` (the check), ``right_code`` and ``code_folder`` (what is kept), ``interrupts``; ``scan`` and
+``repeats`` stand on all of it. A *mode* is this package's word for how a function runs, a *tier* the user's, see
+:data:`_TIERS`.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ def compiled(
     inputs = [leaf.detach() for leaf in leaves]
     if clone:
         inputs = [_copied(leaf) for leaf in inputs]
-    with threads_outside(), _tracing(inputs), _bodies_compiled(enabled not in (False, "trace")):
+    with threads_outside(), tracing(inputs), bodies_compiled(enabled not in (False, "trace")):
         try:
             execution = _execution(flat_fn, inputs, enabled, calls, name, say)
         except (Untraceable, Gone) as error:
@@ -230,7 +231,7 @@ def _recorded(result: Compiled, calls: int | None) -> Compiled:
 
 
 @contextlib.contextmanager
-def _bodies_compiled(compiles: bool) -> Iterator[None]:
+def bodies_compiled(compiles: bool) -> Iterator[None]:
     """Inside, the body of a loop becomes machine code, or is interpreted."""
     token = _compiles_bodies.set(compiles)
     try:
@@ -325,7 +326,7 @@ def _check_tensors(leaves: Sequence[Tree]) -> None:
 
 
 @contextlib.contextmanager
-def _tracing(inputs: Sequence[Tensor]) -> Iterator[None]:
+def tracing(inputs: Sequence[Tensor]) -> Iterator[None]:
     """The context in which a user's Python is traced: one thread, no gradients, random states as before."""
     devices = [tensor.device for tensor in inputs]
     with process_state(), raised_by_handlers(), torch.no_grad(), kept(*devices):
@@ -400,7 +401,7 @@ def _attempt(
 def library_elements(fn: TensorFunction, *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
-        with _tracing(example):
+        with tracing(example):
             graph = trace(fn, list(example), DECOMPOSITIONS)
     except Exception as error:  # whatever a user's program may raise under tracing
         tolerable(error)

@@ -1,0 +1,388 @@
+"""A function that repeats its operations, as one of fewer: those that are alike become one, of their arguments stacked.
+
+A program's loop over times or sites makes the same few operations again and again, each on tensors of its own, and all
+of them would be traced, compiled and called one by one. Those that do not wait for each other are computed together
+here, as ``torch.func.vmap`` does for several points. What waits for its neighbour stays as it is, such as the sum over
+the states of a Markov chain.
+
+Compilers of arithmetic know this as superword-level parallelism.
+
+Reference: Exploiting superword level parallelism with multimedia instruction sets (Larsen & Amarasinghe, 2000).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import getitem, itemgetter
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from pyrobnn.core.private import Gone
+from pyrobnn.core.seeding import kept
+from pyrobnn.model.compile import bodies_compiled, tracing
+from pyrobnn.model.compile.forecast import is_looped
+from pyrobnn.model.compile.graph_nodes import constant_of, is_random, schema_of
+from pyrobnn.model.compile.inductor import Untraceable, traced
+from pyrobnn.model.torch_calls import Call, CallHandler
+
+#: from a point (dim,) to a scalar
+Function: TypeAlias = Callable[[Tensor], Tensor]
+#: calls of torch by a function from which on a look at its operations repays
+_MANY_CALLS = 400
+#: operations alike that are worth a stack
+_FEWEST = 3
+#: of the operations of a trace, those that may be left, or the function stays as it is
+_MOST_LEFT = 0.5
+#: relative differences of values and gradients that are rounding, in units of the type
+_ROUNDING_UNITS = 1e4
+_SELECT = torch.ops.aten.select.int
+
+
+def in_fewer_operations(function: Function, points: Tensor) -> Function:
+    """The function in fewer operations where it repeats many; else the function itself.
+
+    Its Python runs twice here. What is not the point is a constant of the result, whose values and gradients are those
+    of the function up to rounding: that is looked at.
+
+    Args:
+        function: from a point (dim,) to a scalar; it draws no random numbers.
+        points: (point, dim), like those to come.
+    """
+    points = points.detach()
+    with kept(points.device):
+        if _num_calls(function, points[0]) < _MANY_CALLS:
+            return function
+        try:
+            # a loop, which has its own code, needs none here
+            with tracing([points[0]]), bodies_compiled(False):
+                graph = traced(function, [points[0]])
+            merged = _Merged.of(graph)
+        except (Untraceable, Gone, _Unmergeable):
+            return function
+        if merged is None or not _agree(function, merged, points):
+            return function
+        return merged
+
+
+class _Unmergeable(RuntimeError):
+    """A graph whose operations may not be taken out of their order, or have no derivative."""
+
+
+class _CallCounter(CallHandler):
+    """Counts the calls of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def answer(self, call: Call) -> Any:
+        self.count += 1
+        return call.result()
+
+
+@torch.no_grad()
+def _num_calls(function: Function, point: Tensor) -> int:
+    """How often a function of a point (dim,) calls torch; zero where it cannot be run there."""
+    counter = _CallCounter()
+    try:
+        with counter:
+            function(point)
+    except RuntimeError:
+        return 0
+    return counter.count
+
+
+def _agree(function: Function, merged: Function, points: Tensor) -> bool:
+    """Whether two functions have the same values and gradients at points (point, dim), up to rounding."""
+    try:
+        slopes, values = torch.func.vmap(torch.func.grad_and_value(merged))(points)
+        expected_slopes, expected = torch.func.vmap(torch.func.grad_and_value(function))(points)
+    except RuntimeError:
+        # no rule for batches, or no derivative
+        return False
+    tolerance = _ROUNDING_UNITS * torch.finfo(points.dtype).eps
+    scale = expected_slopes.abs().amax(1, keepdim=True).nan_to_num(posinf=1.0) + 1.0
+    alike = torch.isclose(slopes / scale, expected_slopes / scale, 0.0, tolerance, equal_nan=True)
+    return bool(alike.all() & torch.isclose(values, expected, tolerance, equal_nan=True).all())
+
+
+class _Merged:
+    """A function of a point (dim,) by steps, each of one operation, or of several that are alike.
+
+    Attributes: ``constants``, what depends on no point, by node; ``steps``, in their order; ``places``, of nodes that
+        are computed together, the number of their step and their place in it.
+    """
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        constants: dict[Node, Any],
+        steps: list[list[Node]],
+    ) -> None:
+        self.constants = constants
+        self.places: dict[Node, _Place] = {}
+        self._point = next(node for node in graph.graph.nodes if node.op == "placeholder")
+        self._result = cast(Node, graph.graph.output_node().args[0])
+        self.steps: list[_Step] = []
+        for nodes in steps:
+            self.steps.append(self._step(nodes))
+            if len(nodes) > 1:
+                number = len(self.steps) - 1
+                self.places |= {node: _Place(number, at) for at, node in enumerate(nodes)}
+
+    @classmethod
+    def of(cls, graph: GraphModule) -> _Merged | None:
+        """That of a graph; None where it has not many fewer operations.
+
+        Raises:
+            _Unmergeable: operations of the graph write into tensors, draw, or are loops.
+        """
+        _check(graph)
+        num_traced = sum(node.op == "call_function" for node in graph.graph.nodes)
+        constants = _simplify(graph)
+        varying = [
+            node
+            for node in graph.graph.nodes
+            if node.op == "call_function" and node not in constants
+        ]
+        steps = _steps_of(varying, constants)
+        if len(steps) > _MOST_LEFT * num_traced:
+            return None
+        return cls(graph, constants, steps)
+
+    def __call__(self, point: Tensor) -> Tensor:
+        run = _Run(self, {**self.constants, self._point: point})
+        for step in self.steps:
+            run.results.append(step.compute(run))
+        return cast(Tensor, run.value(self._result))
+
+    def _step(self, nodes: list[Node]) -> _Step:
+        first = nodes[0]
+        if len(nodes) == 1:
+            return _Alone(nodes)
+        if first.target is _SELECT:
+            source, axis, _ = first.args
+            index = torch.tensor([node.args[2] for node in nodes])
+            return _Selected(nodes, cast(Node, source), cast(int, axis), index)
+        columns = zip(*map(_operands, nodes), strict=True)
+        return _Together(nodes, [self._column(column) for column in columns])
+
+    def _column(self, nodes: Sequence[Node]) -> _Column:
+        """What stands at one place of the arguments of operations that are alike."""
+        if len(set(nodes)) == 1:
+            return _Same(nodes[0])
+        if all(node in self.constants for node in nodes):
+            return _Constants(torch.stack([self.constants[node] for node in nodes]))
+        places = [self.places[node] for node in nodes if node in self.places]
+        steps = {place.step for place in places}
+        if len(places) < len(nodes) or len(steps) > 1:
+            return _Stack(nodes)
+        step = steps.pop()
+        order = [place.at for place in places]
+        is_whole = order == list(range(len(self.steps[step].nodes)))
+        return _Taken(step, None if is_whole else torch.tensor(order))
+
+
+class _Place(NamedTuple):
+    """Where a node is computed: the number of the step, and the place in its stack."""
+
+    step: int
+    at: int
+
+
+class _Run:
+    """One call of a merged function.
+
+    Attributes: ``results`` of its steps so far: of an operation by itself, or the stack of several.
+    """
+
+    def __init__(self, merged: _Merged, values: dict[Node, Any]) -> None:
+        self.results: list[Any] = []
+        self._merged = merged
+        self._values = values
+
+    def value(self, node: Node) -> Any:
+        """What a node has computed."""
+        if node not in self._values:
+            number = self._merged.places[node].step
+            # one operation takes all of them apart, whose gradient is one too
+            parts = self.results[number].unbind()
+            self._values.update(zip(self._merged.steps[number].nodes, parts, strict=True))
+        return self._values[node]
+
+    def keep(self, node: Node, value: Any) -> Any:
+        """Note what an operation by itself has computed, and return it."""
+        self._values[node] = value
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """One value for all of the operations."""
+
+    node: Node
+    axis: ClassVar[int | None] = None
+
+    def value(self, run: _Run) -> Any:
+        return run.value(self.node)
+
+
+@dataclass(frozen=True, eq=False)
+class _Constants:
+    """A constant for each, stacked."""
+
+    stack: Tensor
+    axis: ClassVar[int | None] = 0
+
+    def value(self, run: _Run) -> Tensor:
+        return self.stack
+
+
+@dataclass(frozen=True, eq=False)
+class _Stack:
+    """What nodes have computed, stacked now."""
+
+    nodes: Sequence[Node]
+    axis: ClassVar[int | None] = 0
+
+    def value(self, run: _Run) -> Tensor:
+        return torch.stack([run.value(node) for node in self.nodes])
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """What an earlier step has computed as a stack: all of it, or what stands at ``index`` (operation,)."""
+
+    step: int
+    index: Tensor | None
+    axis: ClassVar[int | None] = 0
+
+    def value(self, run: _Run) -> Tensor:
+        stack = cast(Tensor, run.results[self.step])
+        return stack if self.index is None else stack[self.index]
+
+
+_Column: TypeAlias = _Same | _Constants | _Stack | _Taken
+
+
+@dataclass(frozen=True, eq=False)
+class _Alone:
+    """An operation by itself."""
+
+    nodes: list[Node]
+
+    def compute(self, run: _Run) -> Any:
+        (node,) = self.nodes
+        args, options = map_arg((node.args, dict(node.kwargs)), run.value)
+        return run.keep(node, cast(Callable, node.target)(*args, **options))
+
+
+@dataclass(frozen=True, eq=False)
+class _Selected:
+    """Selections from one tensor, the ``source``, along one axis, at ``index`` (operation,)."""
+
+    nodes: list[Node]
+    source: Node
+    along: int
+    index: Tensor
+
+    def compute(self, run: _Run) -> Tensor:
+        rows = cast(Tensor, run.value(self.source)).movedim(self.along, 0)
+        return rows[self.index]
+
+
+@dataclass(frozen=True, eq=False)
+class _Together:
+    """Operations that are alike, on the stacks of their arguments."""
+
+    nodes: list[Node]
+    columns: list[_Column]
+
+    def compute(self, run: _Run) -> Tensor:
+        first = self.nodes[0]
+
+        def one(*operands: Any) -> Tensor:
+            following = iter(operands)
+            args, options = map_arg((first.args, dict(first.kwargs)), lambda _: next(following))
+            return cast(Callable, first.target)(*args, **options)
+
+        values = [column.value(run) for column in self.columns]
+        axes = tuple(column.axis for column in self.columns)
+        result: Tensor = torch.func.vmap(one, axes)(*values)
+        return result
+
+
+_Step: TypeAlias = _Alone | _Selected | _Together
+
+
+def _check(graph: GraphModule) -> None:
+    """_Unmergeable where operations write into tensors or draw random numbers, or are loops of their own."""
+    if is_looped(graph):
+        raise _Unmergeable("a loop has its own derivative")
+    for node in graph.graph.nodes:
+        schema = schema_of(node)
+        if is_random(node) or (schema is not None and schema.is_mutable):
+            raise _Unmergeable(str(node.target))
+
+
+def _simplify(graph: GraphModule) -> dict[Node, Any]:
+    """What depends on no argument of a graph, by node; of nodes that compute the same one is left."""
+    graph.graph.eliminate_dead_code()
+    constants: dict[Node, Any] = {}
+    known: dict[tuple[Any, ...], Node] = {}
+    for node in list(graph.graph.nodes):
+        if node.op not in ("get_attr", "call_function"):
+            continue
+        key = (node.target, repr(node.args), repr(node.kwargs))
+        same = known.setdefault(key, node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.graph.erase_node(node)
+        elif node.op == "get_attr":
+            constants[node] = constant_of(graph, node)
+        elif all(source in constants for source in node.all_input_nodes):
+            args, options = map_arg((node.args, dict(node.kwargs)), constants.__getitem__)
+            constants[node] = cast(Callable, node.target)(*args, **options)
+    return constants
+
+
+def _steps_of(nodes: Sequence[Node], constants: Mapping[Node, Any]) -> list[list[Node]]:
+    """Nodes in an order in which each follows its arguments; those that are computed together in one list."""
+    depths: dict[Node, int] = {}
+    alike: dict[tuple[Any, ...], list[Node]] = {}
+    for node in nodes:
+        depths[node] = 1 + max(
+            (depths.get(source, 0) for source in node.all_input_nodes), default=0
+        )
+        alike.setdefault((depths[node], *_kind(node, constants)), []).append(node)
+    steps: list[list[Node]] = []
+    for kind in sorted(alike, key=itemgetter(0)):
+        members = alike[kind]
+        steps += [members] if len(members) >= _FEWEST else [[member] for member in members]
+    return steps
+
+
+def _kind(node: Node, constants: Mapping[Node, Any]) -> tuple[Any, ...]:
+    """What nodes have in common that can be computed together: operator, shapes and types, and what is no tensor."""
+    if node.target is getitem or "tensor_meta" not in node.meta:
+        return (node,)
+    if node.target is _SELECT and len(node.args) == 3:
+        return (node.target, *node.args[:2])
+
+    def shape(source: Node) -> str:
+        value = constants.get(source, source.meta.get("tensor_meta"))
+        return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else source.name
+
+    return (node.target, repr(map_arg(node.args, shape)), repr(map_arg(dict(node.kwargs), shape)))
+
+
+def _operands(node: Node) -> list[Node]:
+    """The nodes among the arguments of a node, in their order."""
+    operands: list[Node] = []
+    map_arg((node.args, dict(node.kwargs)), operands.append)
+    return operands
