@@ -420,10 +420,9 @@ class NUTS(Method):
         shares = _shares_of(problem, run)
         if shares is not None:
             density = density_of_share(density, shares.ranks)
-        log_joint = density.log_joint
         # code that serves for several numbers of rows has them as arguments
-        if self.capacity is None:
-            log_joint = density.in_fewer_operations(z)
+        is_padded = self.capacity is not None
+        log_joint = density.log_joint if is_padded else density.in_fewer_operations(z)
         gradient, why = batched_gradient(log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))

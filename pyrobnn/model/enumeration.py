@@ -45,6 +45,8 @@ Scale = float | Tensor
 _READ_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 #: entries of the largest table, joint states times rows, that are summed at one point
 MOST_STATES = 10**7
+#: entries of a table that cost no more than the operations on it
+_SMALL_TABLE = 4096
 
 
 def is_discrete(node: Node) -> bool:
@@ -159,16 +161,32 @@ class _Ring(LogRing):
         terms = list(terms)
         remaining = set(dims)
         while remaining:
-            sizes = {dim: _entries(_with_dim(dim, terms)) for dim in remaining}
-            dim = min(sorted(remaining), key=sizes.__getitem__)
-            if sizes[dim] > MOST_STATES:
-                raise Refused(too_many(self.states, sizes[dim]))
-            product = _product(_with_dim(dim, terms))
-            self.eliminated.append((dim, product))
-            terms = [term for term in terms if dim not in _dims(term)]
-            terms.append(self.reduce(product, dim))
-            remaining.remove(dim)
+            for dim in self._next(terms, remaining):
+                product = _product(_with_dim(dim, terms))
+                self.eliminated.append((dim, product))
+                terms = [term for term in terms if dim not in _dims(term)]
+                terms.append(self.reduce(product, dim))
+                remaining.remove(dim)
         return _product(terms)
+
+    def _next(self, terms: Sequence[Tensor], dims: Collection[str]) -> list[str]:
+        """The site to be summed out next, of the smallest table, and others with small tables of terms of their own.
+
+        So half of the sites of a long chain are summed out side by side, then half of the rest, and so on.
+        """
+        sizes = {dim: _entries(_with_dim(dim, terms)) for dim in dims}
+        by_size = sorted(dims, key=lambda dim: (sizes[dim], dim))
+        smallest = sizes[by_size[0]]
+        if smallest > MOST_STATES:
+            raise Refused(too_many(self.states, smallest))
+        chosen: list[str] = []
+        taken: set[int] = set()
+        for dim in by_size:
+            own = set(map(id, _with_dim(dim, terms)))
+            if taken.isdisjoint(own) and sizes[dim] <= max(smallest, _SMALL_TABLE):
+                chosen.append(dim)
+                taken |= own
+        return chosen
 
 
 def _with_dim(dim: str, terms: Sequence[Tensor]) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Discrete latent sites summed out of a program's density: as the program that is summed by hand, at many points."""
 
+import itertools
 import math
 
 import pyro
@@ -602,3 +603,29 @@ def test_infer_discrete_says_where_there_is_nothing_to_draw():
             y,
             temperature=-1.0,
         )
+
+
+def test_half_of_a_long_chain_is_summed_out_side_by_side():
+    terms = []
+    generator = torch.Generator().manual_seed(0)
+    for first, second in itertools.pairwise("abcdefgh"):
+        term = torch.randn(3, 3, dtype=torch.float64, generator=generator)
+        term._pyro_dims = first + second
+        terms.append(term)
+    ring = enumeration._Ring({"state": 3})
+    assert len(ring._next(terms, set("abcdefgh"))) == 4
+    total = ring.sumproduct(terms, set("abcdefgh"))
+    product = terms[0].exp()
+    for term in terms[1:]:
+        product = product @ term.exp()
+    torch.testing.assert_close(total, product.sum().log())
+
+
+def test_a_large_table_is_summed_out_by_itself():
+    terms = []
+    for first, second in itertools.pairwise("abcd"):
+        term = torch.zeros(30, 30)
+        term._pyro_dims = first + second
+        terms.append(term)
+    # in the middle of a chain a site has 27,000 entries, at either end 900
+    assert enumeration._Ring({"state": 30})._next(terms, set("abcd")) == ["a", "d"]

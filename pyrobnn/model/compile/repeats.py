@@ -30,6 +30,8 @@ from pyrobnn.model.compile.graph_nodes import constant_of, is_random, schema_of
 from pyrobnn.model.compile.inductor import Untraceable, traced
 from pyrobnn.model.torch_calls import Call, CallHandler
 
+#: what a node computes
+_Value: TypeAlias = Tensor | Sequence[Tensor]
 #: from a point (dim,) to a scalar
 Function: TypeAlias = Callable[[Tensor], Tensor]
 #: calls of torch by a function from which on a look at its operations repays
@@ -121,7 +123,7 @@ class _Merged:
     def __init__(
         self,
         graph: GraphModule,
-        constants: dict[Node, Any],
+        constants: dict[Node, _Value],
         steps: list[list[Node]],
     ) -> None:
         self.constants = constants
@@ -177,7 +179,7 @@ class _Merged:
         if len(set(nodes)) == 1:
             return _Same(nodes[0])
         if all(node in self.constants for node in nodes):
-            return _Constants(torch.stack([self.constants[node] for node in nodes]))
+            return _Constants(torch.stack([cast(Tensor, self.constants[node]) for node in nodes]))
         places = [self.places[node] for node in nodes if node in self.places]
         steps = {place.step for place in places}
         if len(places) < len(nodes) or len(steps) > 1:
@@ -201,21 +203,21 @@ class _Run:
     Attributes: ``results`` of its steps so far: of an operation by itself, or the stack of several.
     """
 
-    def __init__(self, merged: _Merged, values: dict[Node, Any]) -> None:
-        self.results: list[Any] = []
+    def __init__(self, merged: _Merged, values: dict[Node, _Value]) -> None:
+        self.results: list[_Value] = []
         self._merged = merged
         self._values = values
 
-    def value(self, node: Node) -> Any:
+    def value(self, node: Node) -> _Value:
         """What a node has computed."""
         if node not in self._values:
             number = self._merged.places[node].step
             # one operation takes all of them apart, whose gradient is one too
-            parts = self.results[number].unbind()
+            parts = cast(Tensor, self.results[number]).unbind()
             self._values.update(zip(self._merged.steps[number].nodes, parts, strict=True))
         return self._values[node]
 
-    def keep(self, node: Node, value: Any) -> Any:
+    def keep(self, node: Node, value: _Value) -> _Value:
         """Note what an operation by itself has computed, and return it."""
         self._values[node] = value
         return value
@@ -228,7 +230,7 @@ class _Same:
     node: Node
     axis: ClassVar[int | None] = None
 
-    def value(self, run: _Run) -> Any:
+    def value(self, run: _Run) -> _Value:
         return run.value(self.node)
 
 
@@ -251,7 +253,7 @@ class _Stack:
     axis: ClassVar[int | None] = 0
 
     def value(self, run: _Run) -> Tensor:
-        return torch.stack([run.value(node) for node in self.nodes])
+        return torch.stack([cast(Tensor, run.value(node)) for node in self.nodes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +278,7 @@ class _Alone:
 
     nodes: list[Node]
 
-    def compute(self, run: _Run) -> Any:
+    def compute(self, run: _Run) -> _Value:
         (node,) = self.nodes
         args, options = map_arg((node.args, dict(node.kwargs)), run.value)
         return run.keep(node, cast(Callable, node.target)(*args, **options))
@@ -306,12 +308,12 @@ class _Together:
     def compute(self, run: _Run) -> Tensor:
         first = self.nodes[0]
 
-        def one(*operands: Any) -> Tensor:
+        def one(*operands: Tensor) -> Tensor:
             following = iter(operands)
             args, options = map_arg((first.args, dict(first.kwargs)), lambda _: next(following))
             return cast(Callable, first.target)(*args, **options)
 
-        values = [column.value(run) for column in self.columns]
+        values = [cast(Tensor, column.value(run)) for column in self.columns]
         axes = tuple(column.axis for column in self.columns)
         result: Tensor = torch.func.vmap(one, axes)(*values)
         return result
@@ -330,10 +332,10 @@ def _check(graph: GraphModule) -> None:
             raise _Unmergeable(str(node.target))
 
 
-def _simplify(graph: GraphModule) -> dict[Node, Any]:
+def _simplify(graph: GraphModule) -> dict[Node, _Value]:
     """What depends on no argument of a graph, by node; of nodes that compute the same one is left."""
     graph.graph.eliminate_dead_code()
-    constants: dict[Node, Any] = {}
+    constants: dict[Node, _Value] = {}
     known: dict[tuple[Any, ...], Node] = {}
     for node in list(graph.graph.nodes):
         if node.op not in ("get_attr", "call_function"):
@@ -344,14 +346,14 @@ def _simplify(graph: GraphModule) -> dict[Node, Any]:
             node.replace_all_uses_with(same)
             graph.graph.erase_node(node)
         elif node.op == "get_attr":
-            constants[node] = constant_of(graph, node)
+            constants[node] = cast(Tensor, constant_of(graph, node))
         elif all(source in constants for source in node.all_input_nodes):
             args, options = map_arg((node.args, dict(node.kwargs)), constants.__getitem__)
             constants[node] = cast(Callable, node.target)(*args, **options)
     return constants
 
 
-def _steps_of(nodes: Sequence[Node], constants: Mapping[Node, Any]) -> list[list[Node]]:
+def _steps_of(nodes: Sequence[Node], constants: Mapping[Node, _Value]) -> list[list[Node]]:
     """Nodes in an order in which each follows its arguments; those that are computed together in one list."""
     depths: dict[Node, int] = {}
     alike: dict[tuple[Any, ...], list[Node]] = {}
@@ -367,7 +369,7 @@ def _steps_of(nodes: Sequence[Node], constants: Mapping[Node, Any]) -> list[list
     return steps
 
 
-def _kind(node: Node, constants: Mapping[Node, Any]) -> tuple[Any, ...]:
+def _kind(node: Node, constants: Mapping[Node, _Value]) -> tuple[Any, ...]:
     """What nodes have in common that can be computed together: operator, shapes and types, and what is no tensor."""
     if node.target is getitem or "tensor_meta" not in node.meta:
         return (node,)
@@ -375,7 +377,7 @@ def _kind(node: Node, constants: Mapping[Node, Any]) -> tuple[Any, ...]:
         return (node.target, *node.args[:2])
 
     def shape(source: Node) -> str:
-        value = constants.get(source, source.meta.get("tensor_meta"))
+        value: Any = constants.get(source, source.meta.get("tensor_meta"))
         return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else source.name
 
     return (node.target, repr(map_arg(node.args, shape)), repr(map_arg(dict(node.kwargs), shape)))
