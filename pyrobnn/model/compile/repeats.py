@@ -12,6 +12,7 @@ Reference: Exploiting superword level parallelism with multimedia instruction se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem, itemgetter
@@ -38,10 +39,12 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 _MANY_CALLS = 400
 #: operations alike that are worth a stack
 _FEWEST = 3
+#: parts of stacks that make one argument; what is in more is looked up by index
+_MOST_PIECES = 4
 #: of the operations of a trace, those that may be left, or the function stays as it is
 _MOST_LEFT = 0.5
 #: relative differences of values and gradients that are rounding, in units of the type
-_ROUNDING_UNITS = 1e4
+_ROUNDING_UNITS = 1e3
 _SELECT = torch.ops.aten.select.int
 
 
@@ -100,7 +103,10 @@ def _num_calls(function: Function, point: Tensor) -> int:
 
 
 def _agree(function: Function, merged: Function, points: Tensor) -> bool:
-    """Whether two functions have the same values and gradients at points (point, dim), up to rounding."""
+    """Whether two functions have the same values and gradients at points (point, dim), up to rounding.
+
+    Points at which nothing is finite show nothing.
+    """
     try:
         slopes, values = torch.func.vmap(torch.func.grad_and_value(merged))(points)
         expected_slopes, expected = torch.func.vmap(torch.func.grad_and_value(function))(points)
@@ -110,14 +116,16 @@ def _agree(function: Function, merged: Function, points: Tensor) -> bool:
     tolerance = _ROUNDING_UNITS * torch.finfo(points.dtype).eps
     scale = expected_slopes.abs().amax(1, keepdim=True).nan_to_num(posinf=1.0) + 1.0
     alike = torch.isclose(slopes / scale, expected_slopes / scale, 0.0, tolerance, equal_nan=True)
-    return bool(alike.all() & torch.isclose(values, expected, tolerance, equal_nan=True).all())
+    same_values = torch.isclose(values, expected, tolerance, equal_nan=True)
+    return bool(expected.isfinite().any() & alike.all() & same_values.all())
 
 
 class _Merged:
     """A function of a point (dim,) by steps, each of one operation, or of several that are alike.
 
     Attributes: ``constants``, what depends on no point, by node; ``steps``, in their order; ``places``, of nodes that
-        are computed together, the number of their step and their place in it.
+        are computed together, the number of their step and their place in it; ``taken_apart``, the numbers of steps
+        whose stacks are taken apart at once.
     """
 
     def __init__(
@@ -136,6 +144,15 @@ class _Merged:
             if len(nodes) > 1:
                 number = len(self.steps) - 1
                 self.places |= {node: _Place(number, at) for at, node in enumerate(nodes)}
+        self.taken_apart = self._taken_apart()
+
+    def _taken_apart(self) -> set[int]:
+        """The steps of whose stacks half or more is asked for one by one."""
+        single: set[Node] = set()
+        for step in self.steps:
+            single.update(step.single_operands())
+        counts = Counter(self.places[node].step for node in single if node in self.places)
+        return {step for step, count in counts.items() if 2 * count >= len(self.steps[step].nodes)}
 
     @classmethod
     def of(cls, graph: GraphModule) -> _Merged | None:
@@ -169,8 +186,8 @@ class _Merged:
             return _Alone(nodes)
         if first.target is _SELECT:
             source, axis, _ = first.args
-            index = torch.tensor([node.args[2] for node in nodes])
-            return _Selected(nodes, cast(Node, source), cast(int, axis), index)
+            numbers = [cast(int, node.args[2]) for node in nodes]
+            return _Selected(nodes, cast(Node, source), cast(int, axis), _index(numbers))
         columns = zip(*map(_operands, nodes), strict=True)
         return _Together(nodes, [self._column(column) for column in columns])
 
@@ -180,14 +197,45 @@ class _Merged:
             return _Same(nodes[0])
         if all(node in self.constants for node in nodes):
             return _Constants(torch.stack([cast(Tensor, self.constants[node]) for node in nodes]))
-        places = [self.places[node] for node in nodes if node in self.places]
-        steps = {place.step for place in places}
-        if len(places) < len(nodes) or len(steps) > 1:
+        pieces = self._pieces(nodes)
+        if len(pieces) == 1:
+            return pieces[0]
+        if len(pieces) <= _MOST_PIECES:
+            return _Joined(pieces)
+        places = [self.places.get(node) for node in nodes]
+        steps = {place.step for place in places if place is not None}
+        if None in places or len(steps) > 1:
             return _Stack(nodes)
-        step = steps.pop()
-        order = [place.at for place in places]
-        is_whole = order == list(range(len(self.steps[step].nodes)))
-        return _Taken(step, None if is_whole else torch.tensor(order))
+        index = torch.tensor([place.at for place in places if place is not None])
+        return _Taken(steps.pop(), index)
+
+    def _pieces(self, nodes: Sequence[Node]) -> list[_Taken | _Stack]:
+        """Nodes in their order as parts of stacks, at regular distances, and others."""
+        pieces: list[list[Node]] = []
+        for node in nodes:
+            if pieces and self._follows(pieces[-1], node):
+                pieces[-1].append(node)
+            else:
+                pieces.append([node])
+        return [self._piece(piece) for piece in pieces]
+
+    def _follows(self, piece: Sequence[Node], node: Node) -> bool:
+        """Whether a node goes on with a piece: by the distance of its last two in their stack, or as all have none."""
+        place = self.places.get(node)
+        last = self.places.get(piece[-1])
+        if place is None or last is None:
+            return place is last
+        distance = place.at - last.at
+        if place.step != last.step or distance <= 0:
+            return False
+        return len(piece) == 1 or distance == last.at - self.places[piece[-2]].at
+
+    def _piece(self, nodes: Sequence[Node]) -> _Taken | _Stack:
+        if nodes[0] not in self.places:
+            return _Stack(nodes)
+        first, last = self.places[nodes[0]], self.places[nodes[-1]]
+        distance = (last.at - first.at) // max(1, len(nodes) - 1)
+        return _Taken(first.step, slice(first.at, last.at + 1, max(1, distance)))
 
 
 class _Place(NamedTuple):
@@ -211,10 +259,13 @@ class _Run:
     def value(self, node: Node) -> _Value:
         """What a node has computed."""
         if node not in self._values:
-            number = self._merged.places[node].step
-            # one operation takes all of them apart, whose gradient is one too
-            parts = cast(Tensor, self.results[number]).unbind()
-            self._values.update(zip(self._merged.steps[number].nodes, parts, strict=True))
+            place = self._merged.places[node]
+            stack = cast(Tensor, self.results[place.step])
+            if place.step not in self._merged.taken_apart:
+                return self.keep(node, stack[place.at])
+            # one operation, whose gradient is one too
+            nodes = self._merged.steps[place.step].nodes
+            self._values.update(zip(nodes, stack.unbind(), strict=True))
         return self._values[node]
 
     def keep(self, node: Node, value: _Value) -> _Value:
@@ -258,18 +309,28 @@ class _Stack:
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """What an earlier step has computed as a stack: all of it, or what stands at ``index`` (operation,)."""
+    """What an earlier step has computed as a stack, at ``index``."""
 
     step: int
-    index: Tensor | None
+    index: slice | Tensor
     axis: ClassVar[int | None] = 0
 
     def value(self, run: _Run) -> Tensor:
-        stack = cast(Tensor, run.results[self.step])
-        return stack if self.index is None else stack[self.index]
+        return cast(Tensor, run.results[self.step])[self.index]
 
 
-_Column: TypeAlias = _Same | _Constants | _Stack | _Taken
+@dataclass(frozen=True, eq=False)
+class _Joined:
+    """Several pieces, one after the other."""
+
+    pieces: list[_Taken | _Stack]
+    axis: ClassVar[int | None] = 0
+
+    def value(self, run: _Run) -> Tensor:
+        return torch.cat([piece.value(run) for piece in self.pieces])
+
+
+_Column: TypeAlias = _Same | _Constants | _Stack | _Taken | _Joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,19 +344,27 @@ class _Alone:
         args, options = map_arg((node.args, dict(node.kwargs)), run.value)
         return run.keep(node, cast(Callable, node.target)(*args, **options))
 
+    def single_operands(self) -> list[Node]:
+        """Nodes whose values are asked for one by one."""
+        return _operands(self.nodes[0])
+
 
 @dataclass(frozen=True, eq=False)
 class _Selected:
-    """Selections from one tensor, the ``source``, along one axis, at ``index`` (operation,)."""
+    """Selections from one tensor, the ``source``, along one axis, at ``index``."""
 
     nodes: list[Node]
     source: Node
     along: int
-    index: Tensor
+    index: slice | Tensor
 
     def compute(self, run: _Run) -> Tensor:
         rows = cast(Tensor, run.value(self.source)).movedim(self.along, 0)
         return rows[self.index]
+
+    def single_operands(self) -> list[Node]:
+        """Nodes whose values are asked for one by one."""
+        return [self.source]
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,8 +387,28 @@ class _Together:
         result: Tensor = torch.func.vmap(one, axes)(*values)
         return result
 
+    def single_operands(self) -> list[Node]:
+        """Nodes whose values are asked for one by one."""
+        operands: list[Node] = []
+        for column in self.columns:
+            if isinstance(column, _Same):
+                operands.append(column.node)
+            for piece in column.pieces if isinstance(column, _Joined) else [column]:
+                if isinstance(piece, _Stack):
+                    operands += piece.nodes
+        return operands
+
 
 _Step: TypeAlias = _Alone | _Selected | _Together
+
+
+def _index(numbers: Sequence[int]) -> slice | Tensor:
+    """An index of these numbers: a slice where they are regular, whose gradient adds nothing up."""
+    step = numbers[1] - numbers[0]
+    stop = numbers[-1] + 1
+    if numbers[0] >= 0 and step > 0 and list(numbers) == list(range(numbers[0], stop, step)):
+        return slice(numbers[0], stop, step)
+    return torch.tensor(numbers)
 
 
 def _check(graph: GraphModule) -> None:
