@@ -81,7 +81,8 @@ def test_the_way_leads_along_a_bent_valley():
 def test_the_way_leads_from_no_factors_to_all():
     start = torch.zeros(16, dtype=torch.float64)
     end, saddle = below_saddle(factorised, start, SEARCH, NUM_ROWS)
-    assert float(factorised(end)) < 0.01 and saddle.gain > 10.0
+    # on the way there is another saddle, of one factor
+    assert saddle.at_mode and float(factorised(end)) < 0.01 and saddle.gain > 10.0
 
 
 @pytest.mark.parametrize("shift", [0.05, -0.05])

@@ -108,7 +108,10 @@ def _descended(
     bend: _Bend,
     num_rounds: int,
 ) -> tuple[_Bend, bool]:
-    """Where so many rounds lead from a saddle, and whether that is a mode: to both sides first, on from the lower."""
+    """Where so many rounds lead from a saddle, and whether that is a mode: to both sides first, on from the lower.
+
+    A round may lead to another saddle, which is left to both sides too.
+    """
     steps = bend.sides(slope)
     before = float(slope(bend.point)[1])
     for _ in range(num_rounds):
@@ -116,12 +119,13 @@ def _descended(
         bend = curvature_at(min(ends, key=lambda end: float(slope(end)[1])))
         gradient, value = slope(bend.point)
         decrement = 0.5 * float(bend.whitened(gradient).square().sum())
-        if decrement <= _AT_MODE and float(bend.values[0]) >= _NEGATIVE:
+        is_at_rest = decrement <= _AT_MODE
+        if is_at_rest and float(bend.values[0]) >= _NEGATIVE:
             return bend, True
         if not before - float(value) > _AT_REST:
             break
         before = float(value)
-        steps = [torch.zeros_like(bend.point)]
+        steps = bend.sides(slope) if is_at_rest else [torch.zeros_like(bend.point)]
     return bend, False
 
 
