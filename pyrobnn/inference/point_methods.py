@@ -203,12 +203,12 @@ class Trained(Method):
         if problem.density.stochastic is not None:  # without the noise its mode is another
             return None
         # the units of a valley are taken row by row, which batch-norm layers that use the batch do not have
-        in_valleys = not (self._compares_evidence(problem) or training_norms(problem.bnn))
+        goes_to_modes = self._polishing_steps > 0 and not training_norms(problem.bnn)
         return Refinement(
             problem.density,
             self._refining_steps,
             self._polishing_steps,
-            in_valleys=in_valleys and self._polishing_steps > 0,
+            in_valleys=goes_to_modes,
         )
 
     def _plain_search(

@@ -19,6 +19,10 @@ import pyrobnn as pb
 from pyrobnn import likelihoods as L
 from pyrobnn.inference.curvature.approach import AT_MODE, Rounds
 from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.optim.minimize import Result
+from pyrobnn.inference.optim.occam import log_evidences
+from pyrobnn.inference.optim.path_ends import Ends
+from pyrobnn.inference.optim.paths import Search
 from pyrobnn.posterior import Posterior
 
 #: nats between the evidence of a fit and that at the mode
@@ -185,6 +189,37 @@ def test_the_centre_is_a_mode_or_a_finding_says_how_far_from_one(name):
     )
     near = abs(posterior.log_evidence - there.log_evidence) < TOLERANCE
     assert near or "not_a_mode" in codes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "learned plane" else pytest.mark.slow)
+        for name, case in CASES.items()
+        if case.likelihood not in (L.Categorical, L.Poisson)
+    ],
+)
+def test_the_mode_has_the_best_evidence_that_its_search_has_met(name, monkeypatch):
+    """Ends are compared where they come to rest: on the way there the evidence of one may fall by ten nats."""
+    model, x, y = CASES[name].problem()
+    met: list[float] = []
+    chosen = Search._chosen
+
+    def noted(search: Search, ends: Ends, single: bool) -> Result:
+        met.append(float(search.worths(ends.runs).nan_to_num(nan=-torch.inf).max()))
+        return chosen(search, ends, single)
+
+    monkeypatch.setattr(Search, "_chosen", noted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = pb.Laplace(compile=False).fit(model, x, y, num_draws=2)
+        centre = {site: value[:1, :1] for site, value in posterior.draws.items()}
+        q = posterior.approximation
+        centre |= {site: v[None, None] for site, v in q.layout.constrain(q.loc).items()}
+    problem = prepare(model, x, y, points="free")
+    values = {site: value[0, 0] for site, value in centre.items()}
+    z = problem.density.unconstrain(values)
+    assert float(log_evidences(problem, z[None])[0]) > met[-1] - 3.0
 
 
 def test_where_the_rounds_run_out_the_verdict_warns(monkeypatch):

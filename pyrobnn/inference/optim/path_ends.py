@@ -36,8 +36,8 @@ class Refinement:
     """L-BFGS on all data, toward the modes of the log joint over the constrained sites, of ends of a search.
 
     Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept;
-        ``in_valleys``: every end goes on to its very mode, in the units of its posterior. Ends that are compared by
-        their evidence do not: in these units they come to the higher modes, which are narrow.
+        ``in_valleys``: every end goes on to its very mode, in the units of its posterior, before they are compared: on
+        the way there the evidence of an end may fall by ten nats. Ends that stay where they are do not.
     """
 
     density: Density
