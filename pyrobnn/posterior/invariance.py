@@ -393,9 +393,10 @@ def _moves(density: Density, posterior: PosteriorLike, num_rows: int) -> _Moves:
 
 
 def _gradient_of_moves(density: Density, z: Tensor, num_rows: int) -> Gradient:
-    """Gradient and value of the log joint at points like ``z`` (draw, dim), the same bits at every call.
+    """Gradient and value of the log joint at points like ``z`` (draw, dim), of a density of so many rows.
 
-    Its Python runs once where the arithmetic takes less time than that: a trace holds all that a gradient computes.
+    The density's Python runs once, for a trace that gives the same numbers. Where the arithmetic is large it runs at
+    every call, of which it is a small part then: the trace holds all that a gradient computes at the same time.
     """
     gradient, why_not_batched = batched_gradient(density.log_joint, z[:2])
     widest = density.dim
