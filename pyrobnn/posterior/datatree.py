@@ -123,12 +123,13 @@ def _data_groups(
 ) -> dict[str, xr.Dataset]:
     """Log prior and likelihood of each draw, the data, and outcomes drawn anew at their inputs."""
     thinned = few_draws(posterior, len(y))
-    log_prior, log_likelihood = log_densities(thinned, x, y)
+    prediction = thinned.predict(x)
+    log_prior, log_likelihood = log_densities(thinned, x, y, prediction)
     # a method of few draws gets at least 200 replicates, unless they would fill the memory
     least_replicates = 200 if len(x) * 200 <= MAX_PAIRS else 0
     observed = _observed(thinned.bnn, y, "obs")
     inputs = to_numpy(x.reshape(len(x), -1))
-    replicates = _replicates(thinned, thinned.predict(x), y, "obs", least_replicates, seed)
+    replicates = _replicates(thinned, prediction, y, "obs", least_replicates, seed)
     groups = {
         group.LOG_PRIOR: sample_dataset(log_prior=(log_prior,)),
         group.OBSERVED_DATA: observed,
@@ -141,11 +142,20 @@ def _data_groups(
     return groups
 
 
-def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def log_densities(
+    posterior: Posterior,
+    x: Tensor,
+    y: Tensor,
+    prediction: Prediction | None = None,
+) -> tuple[Tensor, Tensor]:
     """Log prior (chain, draw) and log likelihood of each datum (chain, draw, N) of every draw, in the units of y.
 
     Of a program: :meth:`pyrobnn.Density.log_likelihood` says what is a datum and what it contributes; factors
     that belong to no datum are counted with the prior.
+
+    Args:
+        prediction: of a net, the posterior's own at ``x``, where it has been made already; its points are computed
+            anew where they are too many to be taken together.
     """
     if not isinstance(posterior.model, BNN):
         log_prior, terms = log_densities_by_site(
@@ -158,6 +168,8 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
     )
     x = torch.as_tensor(x)
     points_at_once = max(1, _PAIRS_AT_ONCE // (posterior.num_chains * posterior.num_draws))
+    if prediction is not None and len(x) <= points_at_once:
+        return prior, prediction.log_prob_draws(torch.as_tensor(y))
     pieces = zip(x.split(points_at_once), torch.as_tensor(y).split(points_at_once))
     return prior, torch.cat([posterior.predict(px).log_prob_draws(py) for px, py in pieces], -1)
 

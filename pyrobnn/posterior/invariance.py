@@ -12,9 +12,11 @@ from torch import Tensor
 
 from pyrobnn.core.seeding import generator
 from pyrobnn.model import BNN, Density, check_data
+from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import Gradient, batched_gradient
 from pyrobnn.posterior.approximation import PosteriorLike, density_of
 from pyrobnn.posterior.chain_groups import Groups, net_quantities
+from pyrobnn.posterior.prediction import widest_layer
 from pyrobnn.posterior.probes import probes_by_region
 from pyrobnn.posterior.short_chains import (
     HamiltonianPath,
@@ -34,6 +36,8 @@ NUM_STEPS = 6
 #: most work of the moves, data × weights × gradients; less for chains, which other checks judge too
 _MAX_WORK = 2e10
 _MAX_WORK_OF_CHAINS = 4e9
+#: draws × data × the widest layer (of a program: its scalars) up to which the gradient of the moves is traced
+_MAX_TRACED = 4_000_000
 #: groups of short chains that begin at an approximation's draws (twice as many where a leapfrog is cheap), and
 #: elsewhere; the most chains of one
 _NUM_GROUPS = 12
@@ -340,10 +344,11 @@ def moved_functions(
     if posterior.num_chains * posterior.num_draws < 200 or not judged:
         return None
     density = posterior_density(posterior, x, y)
-    num_draws = 0 if density is None else _draws_to_move(density, y, is_chains)
+    num_rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
+    num_draws = 0 if density is None else _draws_to_move(density, num_rows, is_chains)
     if density is None or num_draws == 0:
         return None
-    moves = _moves(density, posterior.thin(max(1, num_draws // posterior.num_chains)))
+    moves = _moves(density, posterior.thin(max(1, num_draws // posterior.num_chains)), num_rows)
     dims = ("chain", "draw", "probe", "output")
     dataset = xr.Dataset({"acceptance": moves.acceptance})
     for when, state in (("before", moves.before), ("after", moves.after)):
@@ -371,11 +376,11 @@ class _Moves:
     acceptance: float
 
 
-def _moves(density: Density, posterior: PosteriorLike) -> _Moves:
-    """Each draw of the posterior, moved."""
+def _moves(density: Density, posterior: PosteriorLike, num_rows: int) -> _Moves:
+    """Each draw of the posterior, moved; its density is of so many rows."""
     start = density.unconstrain(posterior.draws).detach()
-    flat = start.reshape(-1, density.dim)
-    gradient, _ = batched_gradient(density.log_joint, flat[:2])
+    flat = start.reshape(-1, density.dim).contiguous()
+    gradient = _gradient_of_moves(density, flat, num_rows)
     end, acceptance = _move_points(gradient, flat, flat.std(0))
     draws = posterior.draws | density.constrain(end.reshape(start.shape))
 
@@ -387,10 +392,30 @@ def _moves(density: Density, posterior: PosteriorLike) -> _Moves:
     return _Moves(before, after, acceptance)
 
 
-def _draws_to_move(density: Density, y: Tensor | None, is_chains: bool) -> int:
+def _gradient_of_moves(density: Density, z: Tensor, num_rows: int) -> Gradient:
+    """Gradient and value of the log joint at points like ``z`` (draw, dim), of a density of so many rows.
+
+    The density's Python runs once, for a trace that gives the same numbers. Where the arithmetic is large it runs at
+    every call, of which it is a small part then: the trace holds all that a gradient computes at the same time.
+    """
+    gradient, why_not_batched = batched_gradient(density.log_joint, z[:2])
+    widest = density.dim
+    if density.owner is not None:
+        widest = widest_layer(density.owner, density.args[0][:2])
+    if why_not_batched or len(z) * num_rows * widest > _MAX_TRACED:
+        return gradient
+    return compiled(
+        gradient,
+        z,
+        enabled=False,
+        calls=NUM_TRAJECTORIES * NUM_STEPS,
+        name="the model",
+    )
+
+
+def _draws_to_move(density: Density, num_rows: int, is_chains: bool) -> int:
     """How many draws are moved: 256 where a gradient is cheap, else 128; none where the moves would be too dear."""
-    rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
-    work = density.dim * rows * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
+    work = density.dim * num_rows * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
     if work > (_MAX_WORK_OF_CHAINS if is_chains else _MAX_WORK):
         return 0
     return 2 * NUM_DRAWS if work < 2e8 else NUM_DRAWS

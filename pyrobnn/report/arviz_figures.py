@@ -171,7 +171,8 @@ def shown_quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     """
     values = _worst_first(evidence)
     function_values = [name for name in values if name.startswith(F_AT)]
-    parameters = [name for name in values if name in named_sites(evidence)]
+    sites = named_sites(evidence)
+    parameters = [name for name in values if name in sites]
     chosen = [LOG_DENSITY] if LOG_DENSITY in values else []
     chosen += parameters[:_MAX_SITES] if function_values else parameters
     chosen += function_values

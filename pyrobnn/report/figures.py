@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import itertools
 import warnings
@@ -12,6 +13,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from pyrobnn import plots
@@ -178,9 +180,31 @@ def as_image(figure: Figure) -> str:
     buffer = io.BytesIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pyrobnn"}):
+        lay_out(figure)
         figure.savefig(
             buffer,
             format="svg",
             metadata=no_metadata,
         )
     return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def lay_out(figure: Figure) -> None:
+    """Give every part of a figure its place in an SVG by its layout engine, which it loses: its parts stay there.
+
+    ``savefig`` draws a figure that has an engine twice, the first time for the sake of the layout alone.
+    """
+    engine = figure.get_layout_engine()
+    if engine is None:
+        return
+    FigureCanvasSVG(figure)
+    dpi = figure.dpi
+    figure.dpi = 72  # an SVG is measured in points
+    # a layout that cannot be computed is left out, as where matplotlib draws
+    with contextlib.suppress(ValueError):
+        engine.execute(figure)
+    figure.dpi = dpi
+    with matplotlib.rc_context(
+        {"figure.autolayout": False, "figure.constrained_layout.use": False}
+    ):
+        figure.set_layout_engine(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import helpers
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -17,6 +18,7 @@ from pyrobnn.core.groups import MOVED
 from pyrobnn.diagnostics import Evidence, diagnose
 from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.diagnostics.judge import made
+from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior, invariance
 
 
@@ -211,6 +213,58 @@ def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     monkeypatch.setattr(invariance, "_BUDGET", 1e-3)
     dear = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
     assert MOVED not in dear.children and find(diagnose(dear), "function_moves") is None
+
+
+def of_a_program(dtype):
+    """A program with a loop of its own, its data, and draws as of an approximation."""
+    generator = torch.Generator().manual_seed(3)
+    y = torch.randn(6, generator=generator, dtype=dtype)
+
+    def program(x, y):
+        level = pyro.sample("level", dist.Normal(torch.zeros((), dtype=dtype), 1.0))
+        scale = pyro.sample("scale", dist.HalfNormal(torch.ones((), dtype=dtype)))
+        for row in range(6):
+            pyro.sample(f"y_{row}", dist.Normal(level, scale), obs=y[row])
+
+    draws = {
+        "level": 0.5 * torch.randn(1, 400, generator=generator, dtype=dtype),
+        "scale": 0.5 + torch.rand(1, 400, generator=generator, dtype=dtype),
+    }
+    return program, draws, None, y
+
+
+def of_a_net(dtype):
+    """A net in standard units, its data, and draws as of an approximation."""
+    model, x, y, exact = line(2, 40)
+    posterior = planted(model, exact, 1.2, 0.1, num_draws=400)
+    return model, posterior.draws, x, y
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("make", [of_a_program, of_a_net])
+def test_moves_by_a_trace_are_those_by_the_programs_own_python_bit_for_bit(
+    make, dtype, monkeypatch
+):
+    model, draws, x, y = make(dtype)
+    meta = {"method": "SVI", "kind": "independent", "claim": "approximate"}
+    posterior = Posterior(model, draws, approximation=object(), meta=meta)
+    probes = None if x is None else x[:3]
+    log_joint = Density.log_joint
+    runs = []
+
+    def counted(density, *args, **options):
+        runs.append(density)
+        return log_joint(density, *args, **options)
+
+    monkeypatch.setattr(Density, "log_joint", counted)
+    with helpers.seeded(0):
+        traced = invariance.moved_functions(posterior, x, y, probes)
+        num_of_trace = len(runs)
+        monkeypatch.setattr(invariance, "_MAX_TRACED", 0)
+        eager = invariance.moved_functions(posterior, x, y, probes)
+    # more than the gradients of ten trajectories of six steps
+    assert num_of_trace <= 5 and len(runs) - num_of_trace > 60
+    xr.testing.assert_identical(traced, eager)
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, "info"), (4.0, "fail")])

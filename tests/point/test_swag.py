@@ -291,6 +291,30 @@ def test_the_rate_is_the_formula_where_noise_decides_and_the_bound_where_there_i
     assert bound == pytest.approx(0.5, rel=1e-6)
 
 
+def test_the_python_of_a_loss_runs_a_few_times_for_a_rate_and_the_rate_is_the_same():
+    y = torch.randn(640, 3, generator=torch.Generator().manual_seed(0))
+    runs = []
+
+    def loss(theta, y):
+        runs.append(len(y))
+        return (theta - y).square().mean() + 0.1 * (theta - y).abs().pow(3).mean()
+
+    def rate_of(batches):
+        runs.clear()
+        with seeded(0):
+            rate = constant_rate(loss, torch.zeros(3), iter(batches), num_data=640, momentum=0.5)
+        return rate, len(runs)
+
+    batches = [(part,) for part in y.split(10)]
+    rate, num_runs = rate_of(batches)
+    # the same numbers at other addresses: the first batch is not laid out as the others are
+    apart = [(torch.stack([batches[0][0]] * 2, -1)[..., 0],), *batches[1:]]
+    same_rate, num_eager_runs = rate_of(apart)
+    assert rate == same_rate
+    # those of the products with the Hessian are not traced
+    assert num_runs < 64 < 3 * 64 < num_eager_runs
+
+
 def test_the_noise_of_gradients_is_had_without_keeping_them():
     gradients = torch.randn(64, 50, generator=torch.Generator().manual_seed(0)) + 1e3
     alive = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -18,6 +19,7 @@ from pyrobnn.likelihoods import (
     HeteroskedasticGaussian,
     HomoskedasticGaussian,
 )
+from pyrobnn.posterior import datatree
 from pyrobnn.posterior.prediction import Prediction
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -257,3 +259,30 @@ def test_one_draw_of_one_point_is_what_the_net_says(monkeypatch):
                 one = posterior.predict(x[row : row + 1])
                 torch.testing.assert_close(one.mean[0], many.mean[row])
                 torch.testing.assert_close(one.quantile(levels)[:, 0], searched[:, row])
+
+
+def test_a_tree_takes_one_prediction_of_the_training_rows_for_all_that_rests_on_it(monkeypatch):
+    x = torch.linspace(-1.0, 1.0, 30)[:, None]
+    y = x.square()
+    model = pb.BNN(toy_net(), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3))
+    posterior = datatree.prior_posterior(model, 40, 0)
+    predict = pb.Posterior.predict
+    sizes = []
+
+    def counted(posterior, x, **options):
+        sizes.append(len(x))
+        return predict(posterior, x, **options)
+
+    monkeypatch.setattr(pb.Posterior, "predict", counted)
+    shared = posterior.to_datatree(x, y)
+    assert sizes.count(30) == 1
+    # in parts the densities are computed anew, and are the same
+    sizes.clear()
+    monkeypatch.setattr(datatree, "_PAIRS_AT_ONCE", 400)
+    in_parts = posterior.to_datatree(x, y)
+    assert sizes.count(30) == 1 and sizes.count(10) == 3
+    density, density_in_parts = (tree["log_likelihood"]["y"] for tree in (shared, in_parts))
+    np.testing.assert_allclose(density, density_in_parts, rtol=1e-5)
+    np.testing.assert_array_equal(
+        shared["posterior_predictive"]["y"], in_parts["posterior_predictive"]["y"]
+    )

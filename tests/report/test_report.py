@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
 import trees as factory
 import xarray as xr
 from helpers import seeded
+from matplotlib.figure import Figure
 from models import normal_prior
 
 import pyrobnn as pb
@@ -23,6 +27,7 @@ from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.labels import output_names
 from pyrobnn.report import write_report, write_summary
+from pyrobnn.report.figures import as_image
 from pyrobnn.report.results import COLUMNS, best_labels, compare_rows
 from pyrobnn.report.sentences import conclude, facts, headline, recommended
 
@@ -602,3 +607,25 @@ def test_the_settings_are_said_in_words_and_compiling_stands_beside_the_fit(tmp_
         assert f"<dt>{name}</dt>" not in settings
     assert '<td>1.5 <span class="se">+ 3.2</span></td>' in page
     assert "4 chains of 100 draws" in settings
+
+
+@pytest.mark.parametrize("layout", ["constrained", "tight", "none", None])
+def test_an_image_is_the_one_that_matplotlib_saves_and_is_drawn_once(layout):
+    def figure():
+        made = Figure(figsize=(5.0, 3.0), layout=layout)
+        for axes in made.subplots(1, 2):
+            axes.plot([0.0, 1.0, 2.0], [1e3, -1e4, 2e4], label="a long name")
+            axes.set(xlabel="input", ylabel="outcome", title="title")
+            axes.legend()
+        return made
+
+    saved = io.BytesIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pyrobnn"}):
+        figure().savefig(saved, format="svg", metadata=metadata)
+    drawn = figure()
+    draws = []
+    drawn.canvas.mpl_connect("draw_event", draws.append)
+    _, _, encoded = as_image(drawn).partition("base64,")
+    assert base64.b64decode(encoded) == saved.getvalue()
+    assert len(draws) == 1

@@ -17,7 +17,9 @@ from pyrobnn.core.checks import check_count, check_number, check_optional, check
 from pyrobnn.core.matrices import power_iteration
 from pyrobnn.inference.fitting.batches import Batches
 from pyrobnn.inference.fitting.shares import Shares, across
+from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.forecast import Compile
+from pyrobnn.model.compile.trees import leaves_of
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Schedule = str | Callable[..., Any] | None
@@ -233,8 +235,8 @@ def constant_rate(
     """
     trial = RateTrial.affordable(num_steps)
     shares = batches.shares if isinstance(batches, Batches) else None
-    slope = across(shares, torch.func.grad_and_value(loss))
     drawn = list(itertools.islice(batches, trial.num_batches))
+    slope = across(shares, _slope_of(loss, theta, drawn))
     losses: list[float] = []
 
     def gradients() -> Iterator[Tensor]:
@@ -286,6 +288,31 @@ class RateTrial:
             max(_FEWEST_BATCHES, round(share * _MOST_BATCHES)),
             max(_FEWEST_PRODUCTS, round(share * _MOST_PRODUCTS)),
         )
+
+
+def _slope_of(
+    loss: Callable[..., Tensor],
+    theta: Tensor,
+    batches: Sequence[Sequence[Tensor]],
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Gradient and value of the loss, (theta, \\*batch) → (D,), (); its Python runs once if the batches are alike."""
+    slope = torch.func.grad_and_value(loss)
+    layouts = set()
+    for batch in batches:
+        leaves = leaves_of(batch)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            return slope
+        layouts.add(tuple((leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves))
+    if len(layouts) != 1:
+        return slope
+    return compiled(
+        slope,
+        theta,
+        *batches[0],
+        enabled=False,
+        calls=3 * len(batches),
+        name="the loss",
+    )
 
 
 def _rise(
