@@ -428,6 +428,11 @@ MODEL: _Sentences = {
         "model is the one with the rest of the prior. Give {site!r} a prior on the positive numbers (HalfNormal, "
         "LogNormal, Gamma)"
     ),
+    "impossible_under_prior": (
+        "{place}, and is not in {share:.0%} of the draws from the prior of the program: there the density is zero, so "
+        "the model is the one with the rest of its prior, and the draws end where that does. Compute it so that it "
+        "always is (exp or softplus of a scale, sigmoid of a probability), or restrict the priors"
+    ),
     "held_points": _held_points,
     "rows_together": _rows_together,
     "constant_function": (

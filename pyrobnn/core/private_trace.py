@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, map_aggregate
 from torch.nn import Parameter
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 #: whether the trace under way is of :func:`trace_rows`
 _ANY_ROWS: ContextVar[bool] = ContextVar("_ANY_ROWS", default=False)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is the one that ``torch.compile`` has put around another."""
+    return "_orig_mod" in module._modules
 
 
 def trace(

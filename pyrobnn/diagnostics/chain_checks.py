@@ -12,7 +12,7 @@ from scipy import stats
 
 from pyrobnn.core.chains import MIN_DRAWS, divergences_by_chance, ess, rhat
 from pyrobnn.core.groups import FUNCTION, SAMPLE_DIMS, SAMPLE_STATS
-from pyrobnn.diagnostics.convergence import NORM, Convergence, convergence, quantities
+from pyrobnn.diagnostics.convergence import LOG_DENSITY, NORM, Convergence, convergence, quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, Status, grade
 from pyrobnn.diagnostics.limits import ENOUGH_DRAWS, RHAT_LIMITS
@@ -116,8 +116,11 @@ def largest_rhat(evidence: Evidence, _: Limits) -> Found | None:
     }
     if status == "pass":
         return Found(status, value, "", numbers, limit)
+    # an exchange of components leaves the density as it is
+    densities = np.array([title.startswith(LOG_DENSITY) for title in estimates.names])
+    same_density = bool((ratios <= failing)[densities].all())
     relabelled = switched_labels(evidence, name.partition("[")[0], float(failing[worst]))
-    if relabelled is not None:
+    if relabelled is not None and same_density:
         sites = ", ".join(map(repr, relabelled.sites))
         numbers |= {"sites": sites, "after": relabelled.after}
         return Found(status, value, "labels_switched", numbers, limit)

@@ -15,6 +15,8 @@ from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, s
 F_AT = "f at "
 #: how the names of norms of layers begin
 NORM = "norm of layer"
+#: the log joint density of the draws
+LOG_DENSITY = "log density"
 _MAX_QUANTITIES = 256
 _MAX_DATA = 32
 
@@ -66,7 +68,7 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     }
     for name, title in titles.items():
         columns |= _numbered(title, evidence.draws(FUNCTION, name))
-    columns |= _numbered("log density", evidence.draws(SAMPLE_STATS, "lp"))
+    columns |= _numbered(LOG_DENSITY, evidence.draws(SAMPLE_STATS, "lp"))
     return {name: draws for name, draws in columns.items() if _varies(draws)}
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from pyrobnn.core.chains import rhat
-from pyrobnn.diagnostics.evidence import Evidence, flattened
+from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
 
 #: most components of a mixture that are relabelled
 _MOST_COMPONENTS = 20
+
+
+#: values (chain, draw, component, value), by the names of the sites that they are of
+_Components = dict[tuple[str, ...], np.ndarray]
 
 
 class Relabelled(NamedTuple):
@@ -24,34 +29,83 @@ class Relabelled(NamedTuple):
 
 
 def switched_labels(evidence: Evidence, site: str, limit: float) -> Relabelled | None:
-    """The sites with as many components as the site has, if their chains agree after a permutation of each chain.
+    """The sites of a mixture's components, if their chains agree after a permutation of the components of each chain.
+
+    They are sites with an axis of components, sites whose names differ in a number or a last letter alone (``slope_1``,
+    ``slope_2``), and beside those of two components a share of the first, which is one minus it after an exchange.
 
     Args:
         site: whose chains disagree.
         limit: the R-hat that chains which agree may have.
 
     Returns:
-        None where the chains still disagree, or the site has no axis of components.
+        None where the chains still disagree, or the site is of no component.
 
     Reference: Dealing with label switching in mixture models (Stephens, 2000).
     """
-    draws = evidence.sites.get(site)
-    if draws is None or draws.shape[0] < 2:
+    sites = evidence.sites
+    if site not in sites or evidence.num_chains < 2:
         return None
-    for num_components in dict.fromkeys(draws.shape[2:]):
+    groups = _numbered(sites)
+    sizes = [*sites[site].shape[2:], *(len(names) for names in groups if site in names), 2]
+    for num_components in dict.fromkeys(sizes):
         if not 2 <= num_components <= _MOST_COMPONENTS:
             continue
-        components = {
-            name: _by_component(values.astype(np.float64), num_components)
-            for name, values in evidence.sites.items()
-            if num_components in values.shape[2:]
-        }
-        aligned = _aligned(components)
+        components = _components(sites, groups, num_components)
+        if components and num_components == 2:
+            components |= _shares(sites, components, limit)
+        names = [name for members in components for name in members]
+        if site not in names:
+            continue
         before = _largest_rhat(components)
-        after = _largest_rhat(aligned)
+        after = _largest_rhat(_aligned(components))
         if after <= limit < before:
-            return Relabelled(list(components), before, after)
+            return Relabelled(names, before, after)
     return None
+
+
+def _components(
+    sites: Mapping[str, np.ndarray], groups: Sequence[tuple[str, ...]], num_components: int
+) -> _Components:
+    """Values (chain, draw, component, value) of all that has so many components, by the names of its sites."""
+    components: _Components = {
+        (name,): _by_component(values.astype(np.float64), num_components)
+        for name, values in sites.items()
+        if num_components in values.shape[2:]
+    }
+    for names in groups:
+        if len(names) == num_components and not any((name,) in components for name in names):
+            stacked = np.stack([sites[name].astype(np.float64) for name in names], axis=2)
+            components[names] = flattened(stacked, 3)
+    return components
+
+
+def _numbered(sites: Mapping[str, np.ndarray]) -> list[tuple[str, ...]]:
+    """The groups of sites of one shape whose names differ in one number, or in a last letter, alone."""
+    groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, values in sites.items():
+        stem, count = re.subn(r"\d+|(?<=_)[A-Za-z]$", "#", name)
+        if count == 1 and not name.startswith(WEIGHTS):
+            groups.setdefault((stem, values.shape), []).append(name)
+    return [tuple(names) for names in groups.values() if len(names) > 1]
+
+
+def _shares(
+    sites: Mapping[str, np.ndarray],
+    components: Mapping[tuple[str, ...], np.ndarray],
+    limit: float,
+) -> _Components:
+    """Sites of one number between zero and one whose chains disagree, as the shares of two components."""
+    known = {name for names in components for name in names}
+    shares: _Components = {}
+    for name, values in sites.items():
+        share = values.astype(np.float64).reshape(*values.shape[:2], -1)
+        if name in known or share.shape[2] != 1 or share.min() < 0.0 or share.max() > 1.0:
+            continue
+        both = np.stack([share, 1.0 - share], axis=2)
+        if _largest_rhat({(name,): both}) > limit:
+            shares[(name,)] = both
+    return shares
 
 
 def _by_component(values: np.ndarray, num_components: int) -> np.ndarray:
@@ -60,7 +114,9 @@ def _by_component(values: np.ndarray, num_components: int) -> np.ndarray:
     return flattened(np.moveaxis(values, axis, 2), 3)
 
 
-def _aligned(components: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _aligned(
+    components: Mapping[tuple[str, ...], np.ndarray],
+) -> _Components:
     """The components of every chain in the order that brings their means nearest to those of the first chain."""
     stacked = np.concatenate([*components.values()], axis=3)
     within = stacked.var(axis=1).mean(axis=(0, 1))
@@ -74,7 +130,7 @@ def _aligned(components: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return aligned
 
 
-def _largest_rhat(components: Mapping[str, np.ndarray]) -> float:
+def _largest_rhat(components: Mapping[tuple[str, ...], np.ndarray]) -> float:
     """The largest R-hat of any value of any component."""
     ratios = []
     for values in components.values():

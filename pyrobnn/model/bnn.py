@@ -13,7 +13,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.core.checks import as_tensor, check_cast, check_finite
+from pyrobnn.core.checks import Refused, as_tensor, check_cast, check_finite
 from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.private_pyro import given
 from pyrobnn.core.seeding import kept, seeded
@@ -22,7 +22,8 @@ from pyrobnn.model.architectures import Exposed
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.parameters import point
-from pyrobnn.model.output_shape import as_returned, check_positions, flatten_rows
+from pyrobnn.model.net_checks import copied, refuse_unfit, takes_words, tried
+from pyrobnn.model.output_shape import check_positions, flatten_rows
 from pyrobnn.model.several_inputs import SeveralInputs, as_rows
 from pyrobnn.model.weight_priors import Prior, Selective, SitePriors, move, site_priors
 
@@ -99,18 +100,18 @@ class BNN:
                 expected = f"{kind.__module__}.{kind.__name__}"
                 actual = f"{type(value).__module__}.{type(value).__name__}"
                 raise TypeError(f"{name!r} must be a {expected}, got {actual}")
-        _refuse_wrapped(net)
+        refuse_unfit(net)
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         bare_net = net.net if isinstance(net, Exposed) else net
         priors = site_priors(prior, bare_net)
         self.widths_by_rule = isinstance(prior, Selective) and prior.has_rule_for(bare_net)
-        self.net = _without_nested_tensors(_separated(copy.deepcopy(net)))
+        self.net = _without_nested_tensors(_separated(copied(net)))
         if likelihood.targets.exposure is not None and not isinstance(net, Exposed):
             self.net = Exposed(self.net, likelihood.targets.exposure)
         self.net.register_forward_hook(flatten_rows)
         if isinstance(net, SeveralInputs) and standardizer is not None:
             _check_units_of_inputs(standardizer)
-        self._pattern_net = copy.deepcopy(self.net).eval()
+        self._pattern_net = copied(self.net).eval()
         if isinstance(self.net, Exposed):
             priors = {f"net.{name}": site for name, site in priors.items()}
         self.prior = prior
@@ -168,8 +169,8 @@ class BNN:
         if device == self.device:
             return self
         moved = copy.copy(self)
-        moved.net = copy.deepcopy(self.net).to(device)
-        moved._pattern_net = copy.deepcopy(self._pattern_net).to(device)
+        moved.net = copied(self.net).to(device)
+        moved._pattern_net = copied(self._pattern_net).to(device)
         moved.standardizer = None if self.standardizer is None else self.standardizer.to(device)
         weight = torch.zeros((), dtype=self.dtype, device=device)
         moved.likelihood = self.likelihood.like(weight)
@@ -285,13 +286,12 @@ class BNN:
             )
         rows = x[:2]
         try:
-            with as_returned(), kept(self.device):  # a net that draws is refused with words later
-                f = self.forward({}, rows)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            one_line = str(error).splitlines()[0]
-            raise ValueError(
-                f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}"
-            ) from error
+            with kept(self.device):  # a net that draws is refused with words later
+                f = tried(self.eval_net, rows)
+        except Refused:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            raise ValueError(self._why_not_taken(x, error)) from error
         if not isinstance(f, Tensor) or f.dim() < 2 or len(f) != len(rows):
             raise ValueError(_without_rows(f, len(rows)))
         if self.likelihood.targets.kind == "label" and _are_probabilities(f):
@@ -300,6 +300,32 @@ class BNN:
                 "Softmax out, or end the net in nn.LogSoftmax"
             )
         return tuple(f.shape[1:])
+
+    def _why_not_taken(self, x: Tensor, error: Exception) -> str:
+        """What is said of inputs (N, …) that the net raised the ``error`` of, with the remedy where one is found."""
+        one_line = str(error).partition("\n")[0].rstrip(" .") or type(error).__name__
+        reason = f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}"
+        if torch.equal(x, x.round()) and self._runs(x[:2].long()):
+            return (
+                f"{reason}. It takes whole numbers, and inputs reach it in the type of its weights, {x.dtype}: begin "
+                "its forward with x = x.long()"
+            )
+        if len(x) > 2 and self._runs(x):
+            return (
+                f"{reason}. It runs for all {len(x)} rows together and not for two of them, as a graph over the rows "
+                "does, so its rows are no separate data: write it as a Pyro program, fn(x, y), with the net as a "
+                "pyro.nn.PyroModule"
+            )
+        return reason
+
+    def _runs(self, x: Tensor) -> bool:
+        """Whether the net takes inputs (N, …)."""
+        try:
+            with kept(self.device):
+                tried(self.eval_net, x)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return False
+        return True
 
     def standard_inputs(self, x: Tensor) -> Tensor:
         """Inputs (N, …) of the data in the units of the program, in the floating type of the data.
@@ -336,7 +362,7 @@ class BNN:
     @property
     def _takes_words(self) -> bool:
         """Whether the net looks inputs up by whole numbers."""
-        return any(isinstance(module, nn.Embedding) for module in self.net.modules())
+        return takes_words(self.net)
 
     def cast_inputs(self, x: Tensor) -> Tensor:
         """Inputs (N, …) in the net's floating type; the indices that an ``nn.Embedding`` looks up stay whole numbers.
@@ -384,7 +410,7 @@ class BNN:
         """
         # ``_pattern_net`` stays the old one: its calls are given their parameters
         fresh = copy.copy(self)
-        fresh.net = copy.deepcopy(self.net)
+        fresh.net = copied(self.net)
         with seeded(seed, self.device), torch.no_grad():
             for module_name, module in fresh.net.named_modules():
                 if hasattr(module, "reset_parameters"):
@@ -479,20 +505,6 @@ def _of_same_tensors(net: nn.Module) -> nn.Module:
     for module in net.modules():
         tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
     return copy.deepcopy(net, {id(tensor): tensor for tensor in tensors})
-
-
-def _refuse_wrapped(net: nn.Module) -> None:
-    """Refuse a net whose calls go through a wrapper of torch's, or whose weights have no values."""
-    if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise ValueError(
-            f"'net' is wrapped in {type(net).__name__}: pass the net inside, net.module; "
-            "pyrobnn.distributed shares a fit between machines"
-        )
-    if any(param.is_meta for param in net.parameters()):
-        raise ValueError(
-            "the parameters of 'net' are on the device 'meta' and have no values: call net.to_empty(device='cpu') and "
-            "initialise it, or load its state, before building the BNN"
-        )
 
 
 def _without_nested_tensors(net: nn.Module) -> nn.Module:

@@ -60,6 +60,7 @@ from pyrobnn.model.nodes import (
     is_replicated,
     is_subsample,
 )
+from pyrobnn.model.overwritten import Overwritten
 from pyrobnn.model.padding import Padding
 from pyrobnn.model.positive_definite import FromCholesky
 from pyrobnn.model.torch_calls import CallHandler, Handlers
@@ -347,10 +348,21 @@ class Density:
         """The nodes of a run at values that the program draws itself; sizes of plates that subsample are noted."""
         with seeded(0, *used_devices()), torch.no_grad():
             with all_rows(self.plate_sizes, self.plate_counts), Noting() as noting:
-                nodes = self._drawn()
+                nodes = self._drawn() if self.owner is not None else self._watched_run()
         if self.owner is None:
             self.habits = noting.habits
         return nodes
+
+    def _watched_run(self) -> Mapping[str, Node]:
+        """The nodes of a run of a plain program, refused where it writes into its data or into tensors of its sites."""
+        overwritten = Overwritten(self.args)
+        watched = copy.copy(self)
+        # nearest to the program, for no handler outside of it is asked
+        watched.program = overwritten(self.program)
+        try:
+            return watched._drawn()
+        finally:
+            overwritten.refuse()
 
     def floats(self) -> contextlib.AbstractContextManager[None]:
         """The context in which this density computes: everything in float64, or the program's own types."""
@@ -887,6 +899,17 @@ class Density:
         """The parameters of distributions that lie outside of their supports at ``z`` (dim,)."""
         with torch.no_grad(), guards.recorded_evaluations() as evaluated:
             nodes = self._own_nodes(self.constrain(z))
+        with torch.no_grad():
+            return _impossible(nodes, evaluated)
+
+    def impossible_at_a_draw(self) -> list[guards.Impossible]:
+        """As :meth:`impossible` in a run whose latent sites are drawn from the prior, by torch's present random state.
+
+        Raises:
+            ImpossibleParameter: a latent site has no draws there.
+        """
+        with torch.no_grad(), guards.recorded_evaluations() as evaluated:
+            nodes = self.run({}, self._few_rows())
         with torch.no_grad():
             return _impossible(nodes, evaluated)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,9 +26,9 @@ Cell = Callable[[Tensor, State, Weights], State]
 class WrittenOut(CallHandler):
     """The handler under which recurrent layers are loops over time and attention is two products and a softmax.
 
-    The kernels of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, attention and ``weight_norm`` have no batching rule
-    (``vmap`` refuses them or runs them point by point) and no forward or second derivatives, which linearised
-    predictions and Hessians need. A packed sequence is left to torch.
+    The kernels of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, ``nn.Bilinear``, ``nn.EmbeddingBag``, attention and
+    ``weight_norm`` have no batching rule (``vmap`` refuses them or runs them point by point) and no forward or second
+    derivatives, which linearised predictions and Hessians need. A packed sequence is left to torch.
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,10 @@ class WrittenOut(CallHandler):
         # WORKAROUND(torch<=2.13): its reverse derivative is wrong, or an error, where vmap is in vmap
         if function is torch.prelu and not call.options:
             return _prelu(*call.args)
+        if function is functional.embedding_bag:
+            return _embedding_bag(call)
+        if function in _BILINEAR and not call.options:
+            return _bilinear(*call.args)
         return call.result()
 
 
@@ -91,7 +96,18 @@ _CELLS: dict[Any, Cell] = {torch.lstm: _lstm, torch.gru: _gru}
 _CELLS |= {torch.rnn_tanh: _simple(torch.tanh), torch.rnn_relu: _simple(torch.relu)}
 _WEIGHT_NORM = {weight_norm()}
 _ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
-_WRITTEN_OUT = frozenset({*_CELLS, *_ATTENTION, *_WEIGHT_NORM, torch.prelu})
+_BILINEAR = {torch.bilinear, functional.bilinear}
+_BAG_ARGUMENTS = inspect.signature(functional.embedding_bag)
+_WRITTEN_OUT = frozenset(
+    {
+        *_CELLS,
+        *_ATTENTION,
+        *_WEIGHT_NORM,
+        *_BILINEAR,
+        functional.embedding_bag,
+        torch.prelu,
+    }
+)
 
 
 def _normalized_weight(direction: Tensor, length: Tensor, dim: int) -> Tensor:
@@ -105,6 +121,51 @@ def _normalized_weight(direction: Tensor, length: Tensor, dim: int) -> Tensor:
             keepdim=dim >= 0,
         )
     )
+
+
+def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``bilinear`` of (…, left) and (…, right) by a weight (output, left, right)."""
+    # (…, output, right)
+    halves = torch.tensordot(left, weight, dims=([-1], [1]))
+    product = (halves * right.unsqueeze(-2)).sum(-1)
+    return product if bias is None else product + bias
+
+
+def _embedding_bag(call: Call) -> Tensor:
+    """``embedding_bag`` of words (bag, word), or (word,) with offsets (bag,); torch's has one derivative only."""
+    bound = _BAG_ARGUMENTS.bind(*call.args, **call.options)
+    bound.apply_defaults()
+    given = bound.arguments
+    words = given["input"]
+    with_offsets = words.dim() == 1
+    is_plain = given["max_norm"] is None and not given["include_last_offset"]
+    # the largest of a bag of any length is left to torch
+    if not is_plain or (with_offsets and given["mode"] == "max"):
+        return call.result()
+    is_counted = torch.ones_like(words, dtype=torch.bool)
+    if given["padding_idx"] is not None:
+        is_counted = words != given["padding_idx"] % len(given["weight"])
+    vectors = functional.embedding(words, given["weight"])
+    if given["per_sample_weights"] is not None:
+        vectors = vectors * given["per_sample_weights"].unsqueeze(-1)
+    if given["mode"] == "max":
+        lowest = torch.finfo(vectors.dtype).min
+        largest = vectors.masked_fill(~is_counted.unsqueeze(-1), lowest).amax(1)
+        return torch.where(is_counted.any(1, keepdim=True), largest, 0.0)
+    vectors = vectors * is_counted.unsqueeze(-1)
+    counts = is_counted.to(vectors.dtype)
+    if with_offsets:
+        # shapes, not lengths: a trace for any number of rows has them as symbols
+        place = torch.arange(words.shape[0], device=words.device).unsqueeze(1)
+        bag = torch.arange(given["offsets"].shape[0], device=words.device)
+        bag_of_word = (place >= given["offsets"]).sum(1, keepdim=True) - 1
+        members = (bag_of_word == bag).to(vectors.dtype).T
+        sums = members @ vectors
+        counts = members @ counts
+    else:
+        sums = vectors.sum(1)
+        counts = counts.sum(1)
+    return sums if given["mode"] == "sum" else sums / counts.clamp(min=1.0).unsqueeze(-1)
 
 
 def _prelu(x: Tensor, slope: Tensor) -> Tensor:

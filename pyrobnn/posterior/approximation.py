@@ -316,16 +316,21 @@ def _log_joint_beside(
 def _log_joint(density: Density, z: Tensor) -> Tensor:
     """Log joint of flat vectors (draw, dim); (draw,)."""
     if density.owner is None:
-        return torch.func.vmap(lambda point: density.log_joint(point, jacobian=False))(z)
+        return at_each(lambda point: density.log_joint(point, jacobian=False), z)
     x, y = density.args
     rows_at_once = _rows_at_once(density.owner, x)
-    log_parts = torch.func.vmap(density.log_parts, in_dims=(0, None, None))
-    pieces = zip(x.split(rows_at_once), y.split(rows_at_once))
-    parts = [(len(rows), *log_parts(z, rows, targets)) for rows, targets in pieces]
+    log_priors = []
+    terms = []
+    for rows, targets in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):
+        log_prior, likelihood = at_each(
+            lambda point: density.log_parts(point, rows, targets),  # noqa: B023
+            z,
+        )
+        log_priors.append(log_prior)
+        # the program scales the likelihood of its rows to all of them
+        terms.append(likelihood * (len(rows) / len(x)))
     # every piece has the same log prior
-    _, log_prior, _ = parts[-1]
-    # the program scales the likelihood of its rows to all of them
-    return log_prior + sum(likelihood * (num_rows / len(x)) for num_rows, _, likelihood in parts)
+    return log_priors[-1] + torch.stack(terms).sum(0)
 
 
 def _rows_at_once(model: BNN, x: Tensor) -> int:

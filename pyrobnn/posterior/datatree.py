@@ -378,7 +378,9 @@ def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, value in draws.items():
         if name.startswith(NET) and value.is_floating_point():
             layer = name.removeprefix(NET).rpartition(".")[0] or "net"
-            squares[layer] = squares.get(layer, 0) + value.flatten(2).square().sum(-1)
+            # of a parameter without dimensions there is nothing to flatten
+            weights = value.reshape(*value.shape[:2], -1)
+            squares[layer] = squares.get(layer, 0) + weights.square().sum(-1)
     return {layer: total.sqrt() for layer, total in squares.items()}
 
 

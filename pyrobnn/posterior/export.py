@@ -211,6 +211,10 @@ def _exported(
         if not program.draws_vary:
             break
     reason = str(failure).strip().partition("\n")[0] or type(failure).__name__
+    if "Constraints violated" in reason:
+        reason = (
+            "its forward holds the number of rows as one of Python's, as len(x) is: take x.shape[0]"
+        )
     raise Refused(
         f"torch.export cannot trace this net ({reason}): keep the model with posterior.save and load it with "
         "pyrobnn.Posterior.load"

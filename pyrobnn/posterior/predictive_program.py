@@ -17,6 +17,7 @@ from pyrobnn.model.architectures import Exposed
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.catalogue import CensoredNormal
 from pyrobnn.model.likelihoods.modes_and_bounds import MixtureDensity
+from pyrobnn.model.net_checks import takes_words
 from pyrobnn.posterior.approximation import is_same_in_all_draws
 from pyrobnn.posterior.batching import WithBatchingRules
 from pyrobnn.posterior.ranges import InputRange
@@ -63,7 +64,7 @@ class PredictiveProgram(nn.Module):
         self._forward = bnn.forward if network is None else network
         self._likelihood = bnn.likelihood
         self._column = bnn.net.column if isinstance(bnn.net, Exposed) else None
-        self._takes_words = any(isinstance(module, nn.Embedding) for module in bnn.net.modules())
+        self._takes_words = takes_words(bnn.net)
         self._dtype = narrow or bnn.dtype
         self._wide = wide
         self._levels = levels

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
-from pyrobnn.model import Density
+from pyrobnn.model import BNN, Density
 from pyrobnn.model.compile import compiled
-from pyrobnn.model.gradient import Gradient, at_each, batched_gradient
+from pyrobnn.model.gradient import Gradient, at_each, batched_gradient, runs_at_once
 from pyrobnn.posterior.marginal_last_layer import LastLayer
 from pyrobnn.posterior.prediction import widest_layer
 
@@ -283,7 +284,22 @@ def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
     last_layer = LastLayer.of(density)
     if last_layer is not None:
         seconds += 8e-11 * num_chains * last_layer.num_operations(rows)
-    return seconds
+    # one chain after another runs the Python of the model for each
+    return seconds if _runs_at_several_points(density) else num_chains * seconds
+
+
+def _runs_at_several_points(density: Density) -> bool:
+    """Whether the model runs for several points at once: not where its Python depends on values."""
+    if density.owner is None:
+        return runs_at_once(density.log_joint, density.sample_prior(2, seed=0))
+    weights = density.owner.initial_values()
+    pairs = {name: torch.stack([value, value]) for name, value in weights.items()}
+    # two rows tell as much as all
+    return runs_at_once(partial(_output, density.owner, density.args[0][:2]), pairs)
+
+
+def _output(model: BNN, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    return model.forward(weights, x)
 
 
 def chains_per_group(density: Density, rows: int, num_groups: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -13,6 +14,7 @@ import xarray as xr
 from helpers import seeded
 
 import pyrobnn as pb
+from pyrobnn.core.checks import Refused
 from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.wording import evidence
 from pyrobnn.inference.fitting.problem import prepare
@@ -173,6 +175,216 @@ def test_switched_labels_are_named():
     assert worst.code == "labels_switched" and verdict.draws == "fail"
     assert "label switching" in verdict.summary and "'location', 'weight'" in worst.evidence
     assert "OrderedTransform" in worst.action
+
+
+def chains_of(rng, exchanged=(1,), num=2):
+    """Sites of two regressions and a share, (4, 500, component), the chains ``exchanged`` in the other order."""
+    centres = {"slope": [2.0, -1.0], "level": [0.5, -0.5], "share": [0.3, 0.7]}
+    sites = {}
+    for name, centre in centres.items():
+        noise = 0.03 * rng.normal(size=(4, 500, 1 if name == "share" else num))
+        values = np.array(centre) + noise * ([1.0, -1.0] if name == "share" else 1.0)
+        for chain in exchanged:
+            values[chain] = values[chain][:, ::-1]
+        sites[name] = values
+    return sites
+
+
+def regressions_tree(kind, rng):
+    """Chains of two regressions as programs write them: with an axis, with numbers, with letters."""
+    values = chains_of(rng)
+    dims = ("chain", "draw")
+    if kind == "axis":
+        sites = {name: ((*dims, "line"), values[name]) for name in ("slope", "level")}
+    else:
+        suffixes = {"numbers": ("1", "2"), "letters": ("_a", "_b")}[kind]
+        sites = {
+            name + suffix: (dims, values[name][..., place])
+            for name in ("slope", "level")
+            for place, suffix in enumerate(suffixes)
+        }
+    sites["share"] = (dims, values["share"][..., 0])
+    sites["noise"] = (dims, 0.2 + 0.01 * rng.normal(size=(4, 500)))
+    return xr.DataTree.from_dict({"posterior": xr.Dataset(sites)})
+
+
+@pytest.mark.parametrize("kind", ["axis", "numbers", "letters"])
+def test_exchanged_regressions_are_named_however_their_sites_are_written(kind):
+    verdict = pb.diagnose(regressions_tree(kind, np.random.default_rng(0)))
+    worst = verdict.worst("draws")
+    assert worst.code == "labels_switched" and verdict.draws == "fail"
+    assert "'share'" in worst.evidence and "'noise'" not in worst.evidence
+
+
+def test_a_fit_of_two_regressions_whose_chains_have_exchanged_them_is_named():
+    rng = np.random.default_rng(0)
+    x = torch.linspace(-2.0, 2.0, 30)
+    of_first = torch.arange(30) % 3 == 0
+    noise = torch.as_tensor(0.2 * rng.normal(size=30), dtype=x.dtype)
+    y = torch.where(of_first, 2 * x + 1, -x - 1) + noise
+
+    def program(x, y):
+        share = pyro.sample("share", dist.Beta(2.0, 2.0))
+        lines = []
+        for number in (1, 2):
+            level = pyro.sample(f"level{number}", dist.Normal(0.0, 2.0))
+            lines.append(level + x * pyro.sample(f"slope{number}", dist.Normal(0.0, 2.0)))
+        components = dist.Normal(torch.stack(lines, -1), 0.2)
+        shares = dist.Categorical(torch.stack([share, 1 - share]))
+        with pyro.plate("row", len(x)):
+            pyro.sample("y", dist.MixtureSameFamily(shares, components), obs=y)
+
+    method = pb.NUTS(num_chains=2, num_warmup=60, max_tree_depth=5, compile=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = method.fit(program, x, y, num_draws=60, seed=0)
+    codes = [check.code for check in exchanged_in_one_chain(posterior).diagnose().checks]
+    assert "labels_switched" in codes
+
+
+def exchanged_in_one_chain(posterior):
+    """The posterior of two regressions with the lines of its second chain in the other order than in its first."""
+    draws = {name: value.clone() for name, value in posterior.draws.items()}
+    slopes = draws["slope1"].mean(1)
+    if abs(float(slopes[0] - slopes[1])) < 1.0:
+        for name in ("slope", "level"):
+            first = draws[name + "1"][1].clone()
+            draws[name + "1"][1] = draws[name + "2"][1]
+            draws[name + "2"][1] = first
+        draws["share"][1] = 1 - draws["share"][1]
+    return dataclasses.replace(posterior, draws=draws)
+
+
+def bimodal_tree(kind, rng):
+    """Chains in modes that no exchange of components carries into each other."""
+    values = chains_of(rng, exchanged=())
+    slope = values["slope"]
+    log_density = rng.normal(size=(4, 500))
+    if kind == "sign":
+        slope[1] = -slope[1] + 0.5
+    elif kind == "density":  # exchanged, and the other mode has another density
+        slope[1] = slope[1][:, ::-1]
+        log_density[1] += 8.0
+    else:  # exchanged, and the components differ in their spread
+        slope[..., 0] = 2.0 + 5.0 * (slope[..., 0] - 2.0)
+        slope[1] = np.stack([slope[1, :, 1], 1.0 + (slope[1, :, 0])], axis=-1)
+    dims = ("chain", "draw")
+    sites = {f"slope{place + 1}": (dims, slope[..., place]) for place in range(2)}
+    groups = {"posterior": xr.Dataset(sites)}
+    groups["sample_stats"] = xr.Dataset({"lp": (dims, log_density)})
+    return xr.DataTree.from_dict(groups)
+
+
+@pytest.mark.parametrize("kind", ["sign", "density", "spread"])
+def test_other_modes_are_not_taken_for_switched_labels(kind):
+    verdict = pb.diagnose(bimodal_tree(kind, np.random.default_rng(0)))
+    assert verdict.draws == "fail"
+    assert "labels_switched" not in [check.code for check in verdict.checks]
+
+
+PRIORS_THAT_MAKE_IMPOSSIBLE = {
+    "tanh": lambda a, x, y: dist.Normal(x, torch.tanh(a)),
+    "line": lambda a, x, y: dist.Normal(x, 0.5 + a * x),
+    "share": lambda a, x, y: dist.MixtureSameFamily(
+        dist.Categorical(probs=torch.stack([a, 1 - a])), dist.Normal(torch.zeros(2), 1.0)
+    ),
+    "degrees": lambda a, x, y: dist.StudentT(a + 1.0, x, 1.0),
+}
+PRIORS_THAT_DO_NOT = {
+    "exp": lambda a, x, y: dist.Normal(x, torch.exp(a)),
+    "softplus": lambda a, x, y: dist.Normal(x, torch.nn.functional.softplus(a)),
+    "chosen": lambda a, x, y: dist.Normal(x, torch.where(a > 0, a, 1 - a)),
+    "rarely": lambda a, x, y: dist.Normal(x, a + 4.0),
+    "masked": lambda a, x, y: dist.Normal(x, torch.tanh(a)).mask(a > 0),
+}
+
+
+def with_a_law(law):
+    def program(x, y):
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("row", len(x)):
+            pyro.sample("y", law(a, x, y), obs=y)
+
+    return program
+
+
+@pytest.mark.parametrize("name", PRIORS_THAT_MAKE_IMPOSSIBLE)
+def test_a_parameter_that_the_prior_makes_impossible_is_named_with_its_share(name):
+    notes = findings(with_a_law(PRIORS_THAT_MAKE_IMPOSSIBLE[name]))
+    (note,) = [note for note in notes if note.code == "impossible_under_prior"]
+    assert "'y'" in str(note) and 0.05 < note.values["share"] < 1.0
+
+
+@pytest.mark.parametrize("name", PRIORS_THAT_DO_NOT)
+def test_a_parameter_that_is_possible_almost_everywhere_is_not_named(name):
+    codes = [note.code for note in findings(with_a_law(PRIORS_THAT_DO_NOT[name]))]
+    assert "impossible_under_prior" not in codes
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_every_method_keeps_what_the_prior_makes_impossible(method):
+    program = with_a_law(lambda a, x, y: dist.Normal(x, a + 1.0))
+    options = {} if method.kind == "point" else {"num_draws": 8}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = method.fit(program, X, Y, seed=0, **options)
+    assert any("'scale' of the site 'y'" in warning for warning in posterior.meta["warnings"])
+
+
+def marking(how):
+    """Rows that are out once marked, as of a capture and recapture: the mask is written into in place."""
+
+    def program(x, y):
+        share = pyro.sample("share", dist.Beta(1.0, 1.0))
+        marked = torch.zeros(len(y), dtype=torch.bool)
+        for time in range(y.shape[1]):
+            law = dist.Bernoulli(share).expand([len(y)])
+            if how == "mask":
+                pyro.sample(f"y{time}", law.mask(marked), obs=y[:, time])
+            elif how == "poutine":
+                with pyro.poutine.mask(mask=marked):
+                    pyro.sample(f"y{time}", law, obs=y[:, time])
+            else:
+                pyro.sample(f"y{time}", law, obs=y[:, time], obs_mask=marked)
+            marked |= y[:, time].bool()
+
+    return program
+
+
+def spoiling_scale(x, y):
+    scale = torch.ones(len(x))
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("row", len(x)):
+        pyro.sample("y", dist.Normal(slope * x, scale), obs=y[:, 0])
+    scale *= 2.0
+
+
+def spoiling_data(x, y):
+    x *= 2.0
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("row", len(x)):
+        pyro.sample("y", dist.Normal(slope * x, 1.0), obs=y[:, 0])
+
+
+OVERWRITES = {
+    "mask": (marking("mask"), r"the mask of the site 'y0' in place.*marked \| …"),
+    "poutine": (marking("poutine"), "the mask of the site 'y0' in place"),
+    "obs_mask": (marking("obs_mask"), "the mask of the site 'y0_observed' in place"),
+    "scale": (spoiling_scale, "'scale' of the site 'y' in place"),
+    "data": (spoiling_data, r"writes into its data in place.*x = x.clone\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITES)
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_what_a_site_needs_later_is_not_written_into(method, name):
+    program, words = OVERWRITES[name]
+    x = X.clone()
+    y = torch.stack([(X > 0).float(), (X < 0.5).float()], 1)
+    before = y.clone()
+    with pytest.raises(Refused, match=words):
+        method.fit(program, x, y)
+    assert torch.equal(x, X) and torch.equal(y, before)
 
 
 def test_chains_that_disagree_under_every_order_are_not_taken_for_switched_labels():

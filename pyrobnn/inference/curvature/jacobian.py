@@ -134,7 +134,9 @@ def _find_layers(
         places = _places(name, module, coordinates)
         for parameter in places:
             uncovered.pop(_site_of(name, parameter), None)
-        if places and _is_supported(module):
+        # weights of another name, as of torch.nn.utils.spectral_norm, are those that the layer's own is computed of
+        is_plain = places.keys() <= {"weight", "bias"}
+        if places and is_plain and _is_supported(module):
             layers += _layers_of(name, module, places)
         elif places:
             unsupported.append(f"{name or 'the net itself'} ({type(module).__name__})")

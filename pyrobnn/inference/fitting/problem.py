@@ -29,6 +29,7 @@ from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
     check_signature,
     cut_priors,
+    impossible_under_prior,
     refuse_local,
     refuse_random,
     refuse_unobserved,
@@ -374,7 +375,9 @@ def _program_problem(
         notes=notes,
         gathered_size=gathered_size,
     )
-    for finding in (*loader_notes, *cut_priors(density)):
+    # what a prior on the parameter itself is told of is not told again
+    prior_notes = cut_priors(density) or impossible_under_prior(density, seconds)
+    for finding in (*loader_notes, *prior_notes):
         problem.note(finding)
     return problem, seconds
 

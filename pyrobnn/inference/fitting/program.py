@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
 import operator
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +32,13 @@ if TYPE_CHECKING:
 
 #: draws of a prior that show how much of it is cut off
 _MANY_DRAWS = 1000
+#: runs of a program at draws of its prior: so many show whether parameters are impossible, and so many how often
+_FEW_RUNS = 20
+_MANY_RUNS = 200
+#: share of the prior where a parameter is impossible that is worth a word: rounding makes a matrix singular at times
+_NOTICEABLE = 0.05
+#: seconds of a gradient of a program whose prior is looked at
+_CHEAP_SECONDS = 0.1
 #: bytes of the draws of deterministic sites that a fit computes
 _MAX_DERIVED = 2**30
 
@@ -212,6 +221,39 @@ def cut_priors(density: Density) -> list[Finding]:
                 }
                 findings.append(Finding("prior_cut", values))
     return findings
+
+
+def impossible_under_prior(density: Density, seconds: float) -> list[Finding]:
+    """The parameters that the program computes outside of their supports in a share of the draws of its prior.
+
+    Args:
+        density: of a plain program.
+        seconds: that a gradient of it takes: the prior of a slow program is not looked at.
+    """
+    if seconds > _CHEAP_SECONDS:
+        return []
+    with seeded(0, density.device):
+        counts = _impossible_places(density, _FEW_RUNS)
+        if not counts:
+            return []
+        counts += _impossible_places(density, _MANY_RUNS - _FEW_RUNS)
+    findings = []
+    for place, count in counts.items():
+        share = count / _MANY_RUNS
+        if share >= _NOTICEABLE:
+            values = {"place": str(place), "share": share}
+            findings.append(Finding("impossible_under_prior", values))
+    return findings
+
+
+def _impossible_places(density: Density, num_runs: int) -> Counter[guards.Impossible]:
+    """In how many runs at draws from the prior each parameter is impossible; of a prior without draws in none."""
+    counts: Counter[guards.Impossible] = Counter()
+    for _ in range(num_runs):
+        # a latent site that has no draws is told where the program is run
+        with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):
+            counts.update(density.impossible_at_a_draw())
+    return counts
 
 
 class Derived(NamedTuple):

@@ -59,7 +59,7 @@ KNOWN = (
         "operations of torch",
     ),
     Known(
-        r"in-?place|is a view|modified inplace",
+        r"in[- ]?place|is a view|modified inplace",
         "the net has an nn.Embedding with max_norm, which rewrites its weights in every pass: leave max_norm out, or "
         "scale the vectors in forward, e * (max_norm / e.norm(dim=-1, keepdim=True)).clamp(max=1)",
         _renormalises,
@@ -74,6 +74,16 @@ KNOWN = (
         r"data pointer|doesn't have storage|call numpy\(\)|__array__|to a numpy array",
         "the forward of the net leaves torch (NumPy, or another library's arrays), so it has no derivatives and "
         "cannot run for many points at once: compute with operations of torch",
+    ),
+    Known(
+        r"requires_grad_\(\)",
+        "the forward of the net takes a gradient by autograd (x.requires_grad_(), torch.autograd.grad), which cannot "
+        "lie inside torch's functional derivatives: take it by torch.func.grad, jacrev or vjp",
+    ),
+    Known(
+        r"accessing `?data`? under",
+        "the forward of the net reads or writes .data of a tensor, which torch's functional derivatives cannot follow: "
+        "take the tensor itself, or tensor.detach()",
     ),
     Known(
         r"more than 1 value per channel",
