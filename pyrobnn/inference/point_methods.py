@@ -22,7 +22,13 @@ from pyrobnn.inference.optim.descent import NUM_LOOKS, gain_left, polish, unfini
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import Units, weight_spreads
-from pyrobnn.inference.optim.path_ends import REFINING_STEPS, Refinement, worths_of
+from pyrobnn.inference.optim.path_ends import (
+    REFINING_STEPS,
+    ROUNDS_TO_REST,
+    VALLEY_ROUNDS,
+    Refinement,
+    worths_of,
+)
 from pyrobnn.inference.optim.paths import MAX_PATHS, Search, num_together, search_each
 from pyrobnn.inference.optim.saddle import MAX_COORDINATES, below_saddle
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
@@ -203,12 +209,15 @@ class Trained(Method):
         if problem.density.stochastic is not None:  # without the noise its mode is another
             return None
         # the units of a valley are taken row by row, which batch-norm layers that use the batch do not have
-        goes_to_modes = self._polishing_steps > 0 and not training_norms(problem.bnn)
+        valley_rounds = 0
+        if self._polishing_steps and not training_norms(problem.bnn):
+            by_evidence = self._compares_evidence(problem)
+            valley_rounds = ROUNDS_TO_REST if by_evidence else VALLEY_ROUNDS
         return Refinement(
             problem.density,
             self._refining_steps,
             self._polishing_steps,
-            in_valleys=goes_to_modes,
+            valley_rounds,
         )
 
     def _plain_search(

@@ -155,7 +155,7 @@ def test_a_path_that_diverges_leaves_the_others_alone():
             points
         )
 
-    refined = Ends(runs, torch.zeros(1, 3)).refined(slope, 20)
+    refined = Ends(runs, torch.zeros(1, 3)).refined(slope, 20, problem)
     assert all(bool(run.params.isfinite().all()) for run in refined.runs)
     assert len(refined.highest(2).runs) == 2 and refined.highest(2).runs[0] is refined.runs[0]
 

@@ -19,8 +19,10 @@ from pyrobnn.model.compile import compiled
 
 #: L-BFGS evaluations of the ends before they are compared
 REFINING_STEPS = 150
-#: rounds after them in the units of a Gaussian around each end
-_VALLEY_ROUNDS = 24
+#: rounds after them in the units of a Gaussian around each end, which bring the highest near to its mode; and those
+#: that bring all to rest, whose evidence is compared
+VALLEY_ROUNDS = 24
+ROUNDS_TO_REST = 96
 #: evaluations without a smaller loss after which the end that is kept is at its mode: the rest is rounding
 _PATIENCE = 20
 #: evaluations after that which say whether the search is finished
@@ -36,14 +38,14 @@ class Refinement:
     """L-BFGS on all data, toward the modes of the log joint over the constrained sites, of ends of a search.
 
     Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept;
-        ``in_valleys``: every end goes on to its very mode, in the units of its posterior, before they are compared: on
-        the way there the evidence of an end may fall by ten nats. Ends that stay where they are do not.
+        ``valley_rounds``, by which every end goes on to its very mode, in the units of its posterior, before they are
+        compared: on the way there the evidence of an end may fall by ten nats. Ends that stay where they are have none.
     """
 
     density: Density
     num_steps: int
     polish_steps: int
-    in_valleys: bool = False
+    valley_rounds: int = 0
 
     def slope(self, points: Tensor) -> Slope:
         """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
@@ -82,19 +84,20 @@ class Ends:
         self,
         slope: Slope,
         num_steps: int,
-        problem: Problem | None = None,
+        problem: Problem,
+        valley_rounds: int = 0,
     ) -> Ends:
         """The ends nearer to their modes, each by itself. What diverged takes the place of the first that did not.
 
-        Where a ``problem`` is given, in the units of its posterior too, which lead on where valleys are narrow.
+        The rounds are in the units of the problem's posterior, which lead on where valleys are narrow.
         """
         points = torch.stack([run.params for run in self.runs])
         finite = points.isfinite().all(1)
         points[~finite] = points[int(finite.int().argmax())].clone()
         points = descend_each(slope, points, num_steps)
-        units = None if problem is None else Units.around(problem, points)
+        units = Units.around(problem, points) if valley_rounds else None
         if units is not None:
-            points = descend_in_valleys(slope, points, units.roots, _VALLEY_ROUNDS)
+            points = descend_in_valleys(slope, points, units.roots, valley_rounds)
         runs = [replace(run, params=point) for run, point in zip(self.runs, points, strict=True)]
         return replace(
             self,

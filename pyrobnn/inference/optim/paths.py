@@ -186,11 +186,11 @@ class Search:
         if self.refinement is None or comparable:
             return self._chosen(ends, start.dim() == 1)
         slope = self._slope(ends, self.refinement)
-        to_modes = start.dim() == 1 and self.refinement.in_valleys
         refined = ends.refined(
             slope,
             self.refinement.num_steps,
-            self.problem if to_modes else None,
+            self.problem,
+            self.refinement.valley_rounds if start.dim() == 1 else 0,
         )
         if start.dim() > 1:
             return self._chosen(refined, False)
