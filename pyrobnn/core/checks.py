@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     _Values = ArrayLike | Tensor
 
+#: the floating types that torch computes in; the others store
+_COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 _Value = TypeVar("_Value")
 _Options = ParamSpec("_Options")
 _Checked = TypeVar("_Checked")
@@ -177,9 +180,16 @@ def as_tensor(name: str, value: _Values) -> Tensor:
 
     Raises:
         TypeError: not numbers: text, categories, dates, complex numbers, ragged lists; says what to do.
+        ValueError: a masked array with masked values.
     """
     if isinstance(value, Tensor):
         return _dense_real(name, value)
+    if isinstance(value, np.ma.MaskedArray) and bool(np.ma.getmaskarray(value).any()):
+        count = int(np.ma.getmaskarray(value).sum())
+        raise ValueError(
+            f"'{name}' is a masked array with {count} masked values, which are none: drop those rows, or impute them "
+            f"({name}.filled(…))"
+        )
     if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
         return torch.stack([as_tensor(name, item) for item in value])
     try:
@@ -200,6 +210,10 @@ def _dense_real(name: str, value: Tensor) -> Tensor:
     if value.layout != torch.strided or value.is_complex():
         raise TypeError(
             f"'{name}' must be a dense real tensor, got {value.layout} of {value.dtype}"
+        )
+    if value.is_floating_point() and value.dtype not in _COMPUTED:
+        raise TypeError(
+            f"'{name}' is of {value.dtype}, in which torch does not compute: pass {name}.float()"
         )
     return value.detach()
 

@@ -413,6 +413,8 @@ class Estimator(BaseEstimator):
         check_choice("missing", self.missing, ("refuse", "impute"))
         self.columns_: Columns | None = None
         table: pd.DataFrame | None = X if isinstance(X, pd.DataFrame) else None
+        if table is not None:
+            check_names("X", list(table.columns.map(str)))
         if table is not None and self.missing == "refuse":
             numbers = table.select_dtypes(["number", "bool"], "timedelta")
             table = table if numbers.shape[1] < table.shape[1] else None
@@ -423,7 +425,6 @@ class Estimator(BaseEstimator):
         }
         if table is None:
             return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **checks))
-        check_names("X", list(table.columns.map(str)))
         columns = Columns.fit(
             table,
             cast(Missing, self.missing),

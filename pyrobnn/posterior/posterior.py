@@ -793,6 +793,7 @@ class Posterior:
         from pyrobnn.posterior.storage import load, load_joined
 
         if not isinstance(path, (str, os.PathLike)):
+            check_type("path", path, Sequence, "the path of a file, or a list of such")
             return load_joined(
                 path,
                 model,

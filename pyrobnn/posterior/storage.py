@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
+from pyro.nn import PyroModule
+from torch import Tensor, nn
 
 from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS, variable
 from pyrobnn.model import BNN, Density
@@ -340,6 +341,7 @@ def load_joined(
     files = [Path(path) for path in paths]
     if not files:
         raise ValueError("'path' is an empty list: pass the files that the ranks wrote")
+    _refuse_bare_net(model)
     contents = [_contents(path, model) for path in files]
     metas = [content.meta for content in contents]
     dim = joining_dim(metas[0])
@@ -385,6 +387,7 @@ def load(
     tree = read(path)
     name = repr(str(path))
     _check_format(name, tree)
+    _refuse_bare_net(model)
     device = getattr(model, "device", torch.device("cpu"))
     draws = _stored_draws(tree, device)
     if isinstance(model, BNN):
@@ -498,6 +501,15 @@ def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Program) -
             raise ValueError(
                 f"{name} was fitted with another model: {site!r} of shape {drawn}, not {shape}"
             )
+
+
+def _refuse_bare_net(model: BNN | Program) -> None:
+    """TypeError for a net without the prior and likelihood that it was fitted with; a PyroModule is a program."""
+    if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
+        raise TypeError(
+            f"'model' must be the pyrobnn.BNN or the Pyro program of the fit, got a bare net, {type(model).__name__}: "
+            "pass pb.BNN(net, prior, likelihood), as it was fitted"
+        )
 
 
 def read(path: str | Path) -> xr.DataTree:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -39,6 +41,20 @@ def classes(out=3):
         (toy_model(), torch.cat([X, X], 1), Y, ValueError, r"cannot take 'x' of shape \(40, 2\)"),
         (toy_model(), None, None, TypeError, "'x' and 'y' are needed"),
         (toy_model(), [["a"]] * 40, Y, TypeError, "'x' must be a tensor or a numeric array"),
+        (
+            toy_model(),
+            np.ma.masked_array(X.numpy(), mask=X.numpy() > 1),
+            Y,
+            ValueError,
+            "'x' is a masked array with .* masked values",
+        ),
+        (
+            toy_model(),
+            X.to(torch.float8_e4m3fn),
+            Y,
+            TypeError,
+            r"torch.float8_e4m3fn, in which torch does not compute: pass x.float\(\)",
+        ),
         (toy_model(HeteroskedasticGaussian()), X, Y, ValueError, "2 for each column of"),
         (classes(), X, torch.full((40,), 3), ValueError, "make it 4 classes"),
         (classes(), X, torch.full((40,), -1), ValueError, "labels from -1"),
@@ -60,6 +76,29 @@ def classes(out=3):
 def test_bad_data(model, x, y, error, message):
     with pytest.raises(error, match=message):
         prepare(model, x, y, points="free")
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "message"),
+    [
+        (None, toy_model(), "'path' must be the path of a file, or a list"),
+        (3, toy_model(), "'path' must be the path of a file, or a list"),
+        ("saved", toy_net(), r"bare net, Sequential: pass pb.BNN\(net, prior, likelihood\)"),
+        (["saved"], toy_net(), "bare net, Sequential"),
+    ],
+)
+def test_a_posterior_is_loaded_from_a_path_with_its_model(path, model, message, tmp_path):
+    file = tmp_path / "posterior.nc"
+    pb.MAP(num_steps=3, polish_steps=0, compile=False).fit(toy_model(), X, Y).save(file)
+    named = {"saved": file, "['saved']": [file]}.get(str(path), path)
+    with pytest.raises(TypeError, match=message):
+        pb.Posterior.load(named, model)
+
+
+def test_columns_of_a_table_that_have_one_name_are_named():
+    table = pd.DataFrame(np.ones((6, 3)), columns=["a", "a", "b"])
+    with pytest.raises(ValueError, match="X names the column 'a' more than once: rename one"):
+        pb.BNNRegressor(method=pb.MAP(num_steps=3, compile=False)).fit(table, np.arange(6.0))
 
 
 @pytest.mark.parametrize("name", "xy")
