@@ -27,7 +27,12 @@ from pyrobnn.core.private import Gone
 from pyrobnn.core.seeding import kept
 from pyrobnn.model.compile import bodies_compiled, tracing
 from pyrobnn.model.compile.forecast import is_looped
-from pyrobnn.model.compile.graph_nodes import constant_of, is_random, schema_of
+from pyrobnn.model.compile.graph_nodes import (
+    constant_of,
+    is_random,
+    is_undeclared_view,
+    schema_of,
+)
 from pyrobnn.model.compile.inductor import Untraceable, traced
 from pyrobnn.model.torch_calls import Call, CallHandler
 
@@ -161,6 +166,7 @@ class _Merged:
         Raises:
             _Unmergeable: operations of the graph write into tensors, draw, or are loops.
         """
+        _make_pure(graph)
         _check(graph)
         num_traced = sum(node.op == "call_function" for node in graph.graph.nodes)
         constants = _simplify(graph)
@@ -419,6 +425,61 @@ def _check(graph: GraphModule) -> None:
         schema = schema_of(node)
         if is_random(node) or (schema is not None and schema.is_mutable):
             raise _Unmergeable(str(node.target))
+
+
+def _make_pure(graph: GraphModule) -> None:
+    """Let what is written into a tensor that nothing else holds be a tensor of its own, as after ``torch.empty``."""
+    order = {node: number for number, node in enumerate(graph.graph.nodes)}
+    for node in order:
+        pure = _pure_operator(node)
+        base = node.args[0] if node.args else None
+        if (
+            pure is None
+            or not isinstance(base, Node)
+            or not _is_held_alone(base, order[node], order)
+        ):
+            continue
+        with graph.graph.inserting_before(node):
+            written = graph.graph.call_function(pure, node.args, node.kwargs)
+        written.meta = dict(node.meta)
+        for user in list(base.users):
+            if user not in (node, written) and order.get(user, -1) > order[node]:
+                user.replace_input_with(base, written)
+        node.replace_all_uses_with(written)
+        graph.graph.erase_node(node)
+
+
+def _pure_operator(node: Node) -> Callable[..., Tensor] | None:
+    """The operator that returns what a node's writes into its first argument; None of a node that writes nowhere."""
+    schema = schema_of(node)
+    if schema is None or not schema.is_mutable:
+        return None
+    writes = [
+        value.alias_info is not None and value.alias_info.is_write for value in schema.arguments
+    ]
+    packet = getattr(node.target, "overloadpacket", None)
+    name = getattr(packet, "__name__", "")
+    if writes.index(True) != 0 or sum(writes) > 1 or not name.endswith("_"):
+        return None
+    operator = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    overload = str(node.target).rpartition(".")[2]
+    pure: Callable[..., Tensor] | None = getattr(operator, overload, None)
+    return pure
+
+
+def _is_held_alone(node: Node, until: int, order: Mapping[Node, int]) -> bool:
+    """Whether a tensor is new, and no other node before ``until`` lies in its memory."""
+    return not _is_view(node) and not any(
+        _is_view(user) for user in node.users if order.get(user, until) < until
+    )
+
+
+def _is_view(node: Node) -> bool:
+    """Whether what a node returns may lie in the memory of an argument, or of the graph's own."""
+    schema = schema_of(node)
+    if schema is None or is_undeclared_view(node):
+        return True
+    return any(value.alias_info is not None for value in schema.returns)
 
 
 def _simplify(graph: GraphModule) -> dict[Node, _Value]:
