@@ -22,13 +22,7 @@ from pyrobnn.inference.optim.descent import NUM_LOOKS, gain_left, polish, unfini
 from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import Units, weight_spreads
-from pyrobnn.inference.optim.path_ends import (
-    REFINING_STEPS,
-    ROUNDS_TO_REST,
-    VALLEY_ROUNDS,
-    Refinement,
-    worths_of,
-)
+from pyrobnn.inference.optim.path_ends import REFINING_STEPS, Refinement, worths_of
 from pyrobnn.inference.optim.paths import MAX_PATHS, Search, num_together, search_each
 from pyrobnn.inference.optim.saddle import MAX_COORDINATES, below_saddle
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
@@ -36,6 +30,10 @@ from pyrobnn.model import Density
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
+#: rounds in the units of a Gaussian around each end of a search, which bring the highest near to its mode; and those
+#: that bring all to rest, whose evidence is compared
+_VALLEY_ROUNDS = 24
+_ROUNDS_TO_REST = 96
 #: rows up to which passes over all of them are cheap
 _MANY_ROWS = 5000
 #: of the rows that a search by mini-batches has seen, those that a look at its end may
@@ -212,7 +210,7 @@ class Trained(Method):
         valley_rounds = 0
         if self._polishing_steps and not training_norms(problem.bnn):
             by_evidence = self._compares_evidence(problem)
-            valley_rounds = ROUNDS_TO_REST if by_evidence else VALLEY_ROUNDS
+            valley_rounds = _ROUNDS_TO_REST if by_evidence else _VALLEY_ROUNDS
         return Refinement(
             problem.density,
             self._refining_steps,

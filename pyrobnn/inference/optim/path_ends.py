@@ -19,10 +19,6 @@ from pyrobnn.model.compile import compiled
 
 #: L-BFGS evaluations of the ends before they are compared
 REFINING_STEPS = 150
-#: rounds after them in the units of a Gaussian around each end, which bring the highest near to its mode; and those
-#: that bring all to rest, whose evidence is compared
-VALLEY_ROUNDS = 24
-ROUNDS_TO_REST = 96
 #: evaluations without a smaller loss after which the end that is kept is at its mode: the rest is rounding
 _PATIENCE = 20
 #: evaluations after that which say whether the search is finished
