@@ -14,8 +14,6 @@ from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
 
 #: most components of a mixture that are relabelled
 _MOST_COMPONENTS = 20
-
-
 #: values (chain, draw, component, value), by the names of the sites that they are of
 _Components = dict[tuple[str, ...], np.ndarray]
 

@@ -12,6 +12,7 @@ from pyrobnn.core.checks import Refused
 from pyrobnn.core.private_trace import is_compiled
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.output_shape import as_returned
+from pyrobnn.model.overwritten import is_same
 
 _Tensors = dict[str, Tensor]
 
@@ -123,12 +124,12 @@ def tried(net: nn.Module, rows: Tensor) -> object:
     after = {name: tensor.clone() for name, tensor in before.items()}
     with as_returned(), WrittenOut():
         f = torch.func.functional_call(net, after, (inputs,))
-    if not _is_same(inputs, rows):
+    if not is_same(inputs, rows):
         raise Refused(
             "the forward of the net writes into its inputs, which are your data: begin it with x = x.clone(), or "
             "compute without writing in place"
         )
-    changed = [repr(name) for name in before if not _is_same(after[name], before[name])]
+    changed = [repr(name) for name in before if not is_same(after[name], before[name])]
     if changed:
         raise Refused(
             f"the forward of the net changes {', '.join(changed[:3])} in place, in evaluation mode too, so it is "
@@ -136,8 +137,3 @@ def tried(net: nn.Module, rows: Tensor) -> object:
             "call on data sets them, call net(x) before building the BNN"
         )
     return f
-
-
-def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """Whether both have the same values, NaN among them."""
-    return tensor.shape == other.shape and torch.equal(tensor.nan_to_num(), other.nan_to_num())

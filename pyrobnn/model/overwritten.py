@@ -52,7 +52,7 @@ class Overwritten(Messenger):
         """
         has_written = False
         for leaf, before in zip(self._data, self._data_before, strict=True):
-            if not _is_same(leaf, before):
+            if not is_same(leaf, before):
                 leaf.copy_(before)
                 has_written = True
         if has_written:
@@ -61,7 +61,7 @@ class Overwritten(Messenger):
                 "begin it with x = x.clone(), or make new tensors (torch.where, x + …)"
             )
         for site, words, tensor, before in self._met:
-            if not _is_same(tensor, before):
+            if not is_same(tensor, before):
                 raise Refused(
                     f"the program changes {words} of the site {site!r} in place after the site was met (|=, +=, "
                     "[…] = …), and a density reads it at the end of the run, changed: make a new tensor there, as "
@@ -88,6 +88,6 @@ def _tensors(msg: Message) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name.strip('_')!r}", value
 
 
-def _is_same(tensor: Tensor, before: Tensor) -> bool:
+def is_same(tensor: Tensor, before: Tensor) -> bool:
     """Whether both have the same values, NaN among them."""
     return tensor.shape == before.shape and torch.equal(tensor.nan_to_num(), before.nan_to_num())

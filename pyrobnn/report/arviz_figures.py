@@ -25,7 +25,13 @@ from pyrobnn.core.groups import (
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
-from pyrobnn.diagnostics.convergence import F_AT, convergence, named_sites, quantities
+from pyrobnn.diagnostics.convergence import (
+    F_AT,
+    LOG_DENSITY,
+    convergence,
+    named_sites,
+    quantities,
+)
 from pyrobnn.diagnostics.evidence import Evidence, spread
 from pyrobnn.diagnostics.labels import output_names
 from pyrobnn.diagnostics.leave_one_out import loo
@@ -44,7 +50,6 @@ MISSING = (
     "ArviZ draws traces, ranks, energies and predictive checks of these chains here once its plots "
     "are installed: pip install arviz-plots"
 )
-LOG_DENSITY = "log density"
 _MAX_QUANTITIES = 4
 _MAX_SITES = 1  # beside values of the function
 _MAX_INTERVALS = 6  # of values of the function

@@ -40,7 +40,7 @@ from pyrobnn.model.torch_calls import Call, CallHandler
 _Value: TypeAlias = Tensor | Sequence[Tensor]
 #: from a point (dim,) to a scalar
 Function: TypeAlias = Callable[[Tensor], Tensor]
-#: calls of torch by a function from which on a look at its operations repays
+#: calls of torch by a function from which on it repays to look at its operations
 _MANY_CALLS = 400
 #: operations alike that are worth a stack
 _FEWEST = 3
@@ -56,8 +56,8 @@ _SELECT = torch.ops.aten.select.int
 def in_fewer_operations(function: Function, points: Tensor) -> Function:
     """The function in fewer operations where it repeats many; else the function itself.
 
-    Its Python runs twice here. What is not the point is a constant of the result, whose values and gradients are those
-    of the function up to rounding: that is looked at.
+    Its Python runs a few times here. What is not the point is a constant of the result. Values and gradients are those
+    of the function up to rounding; they are compared at the ``points``, and where they differ the function stays.
 
     Args:
         function: from a point (dim,) to a scalar; it draws no random numbers.
