@@ -260,10 +260,16 @@ class Mask:
 
 
 def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
-    """Dropout on the inputs of linear and convolution layers with several; without its only one, f is constant."""
+    """Dropout on the inputs of linear and convolution layers with several; without its only one, f is constant.
+
+    Layers whose inputs do not go by the rows of ``x`` have none, as of a net whose outputs are another's weights.
+    """
     net = copy.deepcopy(model.net).eval()
+    by_rows = _layers_of_rows(net, x)
     layers = {
-        name: module for name, module, _ in _calls(net, x) if isinstance(module, (nn.Linear, *Conv))
+        name: module
+        for name, module, _ in _calls(net, x)
+        if isinstance(module, (nn.Linear, *Conv)) and name in by_rows
     }
     columns = {name: _columns(name, module) for name, module in layers.items()}
     masks = [Mask(name, "", 0, count, 1, p) for name, count in columns.items() if count > 1]
@@ -272,6 +278,17 @@ def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
             "the net has no linear or convolution layer with two or more inputs, so there is nothing to drop"
         )
     return masks
+
+
+def _layers_of_rows(net: nn.Module, x: Tensor) -> set[str]:
+    """The names of the layers that are given more where the net is given more rows, of ``x`` (N, …)."""
+    sizes_of_one, sizes = (
+        {name: len(value) for name, _, value in _calls(net, rows) if value.dim() > 1}
+        for rows in (x[:1], x)
+    )
+    return {
+        name for name, size in sizes.items() if len(x) == 1 or size > sizes_of_one.get(name, size)
+    }
 
 
 def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
