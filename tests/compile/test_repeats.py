@@ -205,14 +205,28 @@ def test_a_cut_gradient_stays_cut():
     torch.testing.assert_close(gradients_of(merged, 2 * z), gradients_of(function, 2 * z))
 
 
+def two_states(x, y):
+    """Far apart under the prior, so that there is one mode."""
+    with pyro.plate("states", 2):
+        moves = pyro.sample("moves", dist.Dirichlet(torch.ones(2)))
+        means = pyro.sample("means", dist.Normal(torch.tensor([-2.0, 2.0]), 1.0))
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    state = 0
+    for t in pyro.markov(range(len(y))):
+        state = pyro.sample(f"state_{t}", dist.Categorical(Vindex(moves)[state]))
+        pyro.sample(f"y_{t}", dist.Normal(Vindex(means)[state], noise), obs=y[t])
+
+
 @pytest.mark.slow
 def test_nuts_of_sixty_steps_of_a_markov_chain_is_right():
     generator = torch.Generator().manual_seed(0)
     states = [0]
     for _ in range(59):
         stays = torch.rand((), generator=generator) < 0.9
-        states.append(states[-1] if bool(stays) else 2 - states[-1])
-    y = 2.0 * (torch.tensor(states) - 1.0) + 0.5 * torch.randn(60, generator=generator)
-    posterior = pb.NUTS(num_chains=2, num_warmup=300).fit(hidden_markov, None, y, num_draws=300)
+        states.append(states[-1] if bool(stays) else 1 - states[-1])
+    y = 4.0 * torch.tensor(states) - 2.0 + 0.5 * torch.randn(60, generator=generator)
+    posterior = pb.NUTS(num_chains=2, num_warmup=300).fit(two_states, None, y, num_draws=300)
     noise = posterior.draws["noise"]
     assert 0.35 < float(noise.median()) < 0.65 and math.isfinite(float(noise.std()))
+    means = posterior.draws["means"].mean((0, 1))
+    torch.testing.assert_close(means, torch.tensor([-2.0, 2.0]), atol=0.4, rtol=0)
