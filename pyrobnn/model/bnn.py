@@ -134,24 +134,26 @@ class BNN:
         A call with other parameters puts them into the module for as long as it takes, where another thread would find
         them. So each thread runs a copy of a net that nobody runs; the tensors are the same.
         """
-        nets = _EVAL_NETS.by_pattern
-        net = nets.get(self._pattern_net)
-        if net is None:
-            net = _of_same_tensors(self._pattern_net)
-            nets[self._pattern_net] = net
+        return _of_this_thread(self._pattern_net)
+
+    @property
+    def thread_net(self) -> nn.Module:
+        """The net in its present modes, of this thread alone, for the same reason: :attr:`net` itself is never run."""
+        net = _of_this_thread(self.net)
+        for copied_module, module in zip(net.modules(), self.net.modules(), strict=True):
+            copied_module.training = module.training
         return net
 
     @property
     def dtype(self) -> torch.dtype:
         """Floating-point type of the weights."""
-        # of the net that no thread runs: in another the present parameters may be a program's, of another type
-        types = (p.dtype for p in self._pattern_net.parameters() if p.is_floating_point())
+        types = (p.dtype for p in self.net.parameters() if p.is_floating_point())
         return next(types, torch.get_default_dtype())
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next((p.device for p in self._pattern_net.parameters()), torch.device("cpu"))
+        return next((p.device for p in self.net.parameters()), torch.device("cpu"))
 
     @property
     def num_weights(self) -> int:
@@ -218,7 +220,7 @@ class BNN:
             if buffer is not None:
                 statistics[name] = buffer
         # batch-norm statistics of a draw are to be used, not computed anew from this batch
-        net = self.eval_net if statistics else self.net
+        net = self.eval_net if statistics else self.thread_net
         f = torch.func.functional_call(net, params | buffers | statistics, (x,))
         self.likelihood.observe(f, y, values, num_data)
         return f
@@ -489,14 +491,24 @@ def _last_width(net: nn.Module) -> int:
     return net.out_features if isinstance(net, nn.Linear) else 1
 
 
-class _EvalNets(threading.local):
-    """The evaluation nets of a thread, by the nets that they are copies of."""
+class _ThreadNets(threading.local):
+    """The nets that a thread runs, by the nets that they are copies of."""
 
     def __init__(self) -> None:
         self.by_pattern: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
-_EVAL_NETS = _EvalNets()
+_THREAD_NETS = _ThreadNets()
+
+
+def _of_this_thread(net: nn.Module) -> nn.Module:
+    """The copy of ``net``, of the same tensors, that this thread alone runs."""
+    nets = _THREAD_NETS.by_pattern
+    copied_net = nets.get(net)
+    if copied_net is None:
+        copied_net = _of_same_tensors(net)
+        nets[net] = copied_net
+    return copied_net
 
 
 def _of_same_tensors(net: nn.Module) -> nn.Module:

@@ -265,6 +265,41 @@ def test_a_thread_has_the_modules_of_its_own_and_the_tensors_of_all(net):
         assert own is other
 
 
+def test_a_model_that_another_thread_runs_is_read_and_copied_as_it_is():
+    """A fit puts the parameters of its program into a net for as long as a call takes: not into the model's own."""
+    inside = threading.Event()
+    done = threading.Event()
+
+    class Waits(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                done.wait(60)
+            return super().forward(x)
+
+    with seeded(0):
+        net = Waits(1, 1)
+    model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
+    expected = model.initial_values()
+    moved = {name: value + 1.0 for name, value in expected.items()}
+
+    def run() -> torch.Tensor:
+        with process_state(), seeded(0), pyro.condition(data=moved):
+            return torch.func.vmap(model.pyro_model)(X[None], Y[None])
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            assert inside.wait(60)
+            assert_same(expected, model.initial_values())
+            assert_same(expected, copy.deepcopy(model).initial_values())
+            assert_same(expected, model.to(torch.device("cpu")).initial_values())
+            assert model.num_weights == 2 and not model.frozen
+        finally:
+            done.set()
+        assert_same(X * moved["net.weight"] + moved["net.bias"], running.result()[0])
+
+
 def test_threads_leave_nothing_in_copies_and_pickles():
     posterior = fit("SVI")
     together([functools.partial(predicted, posterior, x) for x in INPUTS])

@@ -317,7 +317,7 @@ def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
             "the net draws random numbers, in evaluation mode too, so it is another function at every call: "
             "take the noise out of it; that of the targets is the likelihood's"
         )
-    if deterministic and (_draws(model, model.net, x) or _differs_by_mode(model, x)):
+    if deterministic and (_draws(model, model.thread_net, x) or _differs_by_mode(model, x)):
         raise Refused(
             "the net is in training mode, where it draws random numbers or is another function than in evaluation mode "
             "and has no density: call net.eval() before building the BNN"
@@ -344,7 +344,7 @@ def _differs_by_mode(model: BNN, x: Tensor) -> bool:
         values |= {name: buffer.clone() for name, buffer in model.net.named_buffers()}
         f, f_training = (
             torch.func.functional_call(net, values, (x[:FEW],))
-            for net in (model.eval_net, model.net)
+            for net in (model.eval_net, model.thread_net)
         )
     return bool((f - f_training).abs().max() > 1e-3 * f.abs().max())
 
