@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.shares import Shares, across
 from pyrobnn.model import Density
 from pyrobnn.model.compile import Compiled, compiled
-from pyrobnn.model.gradient import at_each
 
 if TYPE_CHECKING:
     from pyrobnn.inference.sgmcmc import _StochasticGradientMCMC
@@ -164,6 +163,55 @@ def _slopes(problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, Te
     return slopes
 
 
+@dataclass(frozen=True, eq=False)
+class HessianProducts:
+    """The Hessian of the log joint of a batch times a vector, for every chain; traced once for every batch shape.
+
+    Attributes: ``problem``; ``num_products`` that are computed in a run.
+    """
+
+    problem: Problem
+    num_products: int
+    _traces: dict[tuple[torch.Size, ...], Compiled] = field(default_factory=dict)
+
+    def at(self, z: Tensor, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """From vectors (chain, dim) to their products at the positions ``z`` (chain, dim)."""
+        data = (batch.rows, *batch.tensors)
+        key = tuple(value.shape for value in batch.tensors)
+        if key not in self._traces:
+            self._traces[key] = compiled(
+                _hessian_products(self.problem, batch.per_chain),
+                z,
+                z,
+                *data,
+                enabled=False,
+                calls=self.num_products,
+            )
+        product = across(self.problem.shares, self._traces[key])
+        return lambda vector: product(z, vector, *data)
+
+
+def _hessian_products(problem: Problem, per_chain: bool) -> Callable[..., Tensor]:
+    r"""(z, vectors, rows, \*data) → products (chain, dim) of the Hessian of the log joint of a batch."""
+    density = problem.density.subsampled()
+
+    def products(z: Tensor, vectors: Tensor, rows: Tensor, *data: Tensor) -> Tensor:
+        gradient = torch.func.grad(_batch_function(density, data, per_chain))
+
+        def product(z: Tensor, vector: Tensor, rows: Tensor) -> Tensor:
+            # reverse over reverse: forward mode does not follow the float64 sums of the density
+            return torch.func.grad(lambda point: (gradient(point, rows) * vector).sum())(z)
+
+        chain_products = torch.func.vmap(
+            product,
+            in_dims=(0, 0, 0 if per_chain else None),
+            randomness="different",
+        )
+        return chain_products(z, vectors, rows)
+
+    return products
+
+
 def _transition(
     config: _StochasticGradientMCMC,
     problem: Problem,
@@ -275,10 +323,3 @@ class ChainStep:
             )
             self.seconds += self.kernels[key].seconds
         return self.kernels[key]
-
-
-@torch.no_grad()
-def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
-    """Log joint on all data at flat draws (chain, draw, dim), in unconstrained space; (chain, draw)."""
-    values = at_each(density.log_joint, z.flatten(0, 1), at_once=at_once)
-    return values.reshape(z.shape[:2])

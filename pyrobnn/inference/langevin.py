@@ -24,6 +24,7 @@ from pyrobnn.core.threads import threads_by_need
 from pyrobnn.inference.chain_steps import (
     Batch,
     ChainStep,
+    HessianProducts,
     LogJoint,
     State,
     Stepped,
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 NUM_RESTARTS = 8
 #: memory of the preconditioner: each warm-up step weighs 1 − _RMSPROP
 _RMSPROP = 0.99
+#: steps of the power iteration at the first look, and at each of the others, which begins where the last one ended
+_FIRST_PRODUCTS = 20
+_LATER_PRODUCTS = 8
 #: steps between two checks that every chain is still finite and conserves its energy
 _CHECK_EVERY = 50
 
@@ -110,6 +114,8 @@ class StepSize:
         self.looks: set[int] = set()
         if self.chooses:
             self.looks = {self.num_warmup * look // 10 for look in range(10)}
+        num_products = _FIRST_PRODUCTS + _LATER_PRODUCTS * (len(self.looks) - 1)
+        self.hessian_products = HessianProducts(problem, num_products)
 
     def begin(self, state: State) -> Choice:
         """The user's ε, or what there is before the first look."""
@@ -126,9 +132,8 @@ class StepSize:
         """The ε chosen at ``state``, in the preconditioner's metric (dim,)."""
         metric_root = metric.sqrt()
         is_late = 2 * state.step >= self.num_warmup
-        curvature, vector = _curvature(
-            state.z, metric_root, log_joint(next(batches)), choice.vector
-        )
+        product = self.hessian_products.at(state.z, next(batches))
+        curvature, vector = _curvature(product, metric_root, state.z, choice.vector)
         bounds = [choice.share / max(curvature, 1e-30)]
         spread = choice.spread
         if self.noisy:
@@ -222,34 +227,20 @@ class StepSize:
 
 
 def _curvature(
-    z: Tensor,
+    product: Callable[[Tensor], Tensor],
     metric_root: Tensor,
-    log_joint: LogJoint,
+    z: Tensor,
     start: Tensor | None,
 ) -> tuple[float, Tensor]:
-    """The largest eigenvalue, over the chains, of minus the Hessian in the metric, by power iteration.
+    """The largest eigenvalue in size, over the chains at ``z``, of the Hessian in the metric, by power iteration.
 
-    With the vectors (chain, dim) that were reached from ``start``, from which fewer steps suffice.
+    ``product`` is the Hessian's with a vector of each chain. With the vectors (chain, dim) that were reached from
+    ``start``, from which fewer steps suffice.
     """
-
-    def product(z: Tensor, vector: Tensor, rows: Tensor) -> Tensor:
-        # reverse over reverse: forward mode does not follow the float64 sums of the density
-        def slope(point: Tensor) -> Tensor:
-            return (torch.func.grad(log_joint.function)(point, rows) * vector).sum()
-
-        return torch.func.grad(slope)(z)
-
-    chain_products = torch.func.vmap(
-        product,
-        in_dims=(0, 0, log_joint.chain_dim),
-        randomness="different",
-    )
-    chain_products = across(log_joint.shares, chain_products)
-    num_steps = 20 if start is None else 8
     products = power_iteration(
-        lambda unit: metric_root * chain_products(z, metric_root * unit, log_joint.rows),
+        lambda unit: metric_root * product(metric_root * unit),
         torch.randn_like(z) if start is None else start,
-        num_steps,
+        _FIRST_PRODUCTS if start is None else _LATER_PRODUCTS,
     )
     (vector,) = deque(products, maxlen=1)  # the others need not be held
     next_start = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))

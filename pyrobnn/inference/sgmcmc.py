@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number, check_optional
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.chain_steps import Moved, Setting, full_log_joint, kinetic
+from pyrobnn.inference.chain_steps import Moved, Setting, kinetic
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.checkpoints import Stages
 from pyrobnn.inference.fitting.initial import common_start, start_chains
@@ -26,7 +26,7 @@ from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.model import NET, Density
 from pyrobnn.model.compile.forecast import Compile
-from pyrobnn.model.gradient import Gradient
+from pyrobnn.model.gradient import Gradient, at_each
 from pyrobnn.posterior import Posterior
 
 
@@ -317,7 +317,10 @@ def _log_joint_on_all_data(problem: Problem, chains: Run) -> tuple[Tensor, str]:
     if chains.stopped == "interrupt" or problem.loader is not None:
         return chains.lp, chains.stopped
     try:
-        return full_log_joint(problem.density, chains.z), chains.stopped
+        z = chains.z.flatten(0, 1)
+        with torch.no_grad():
+            log_joint = at_each(problem.density.log_joint, z, at_once=32)
+        return log_joint.unflatten(0, chains.z.shape[:2]), chains.stopped
     except KeyboardInterrupt:
         return chains.lp, "interrupt"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -10,7 +11,7 @@ import pytest
 import torch
 from helpers import seeded
 
-from pyrobnn.inference.chain_steps import LogJoint, State
+from pyrobnn.inference.chain_steps import State, batch_log_joint, chain_batches
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.langevin import StepSize
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
@@ -42,17 +43,24 @@ def test_a_short_warm_up_takes_chains_of_a_subsampling_program_to_the_posterior(
 
 
 def test_a_curvature_that_is_not_finite_is_named():
-    chooser = StepSize(SGHMC(num_warmup=10), prepare(normal, points="held"))
+    def kink(x=None, y=None):
+        z = pyro.sample("z", dist.Normal(torch.zeros(2), torch.ones(2)).to_event(1))
+        pyro.factor("kink", -(z.square().sum() ** 0.75))
+
+    problem = prepare(kink, points="held")
+    chooser = StepSize(SGHMC(num_warmup=10), problem)
     state = State(0, torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2))
-
-    def kink(batch):
-        return LogJoint(lambda z, rows: -(z.square().sum() ** 0.75), torch.zeros(0), None)
-
     with (
         seeded(0),
         pytest.raises(FloatingPointError, match="no step size can be chosen at step 1"),
     ):
-        chooser.look(chooser.begin(state), state, torch.ones(2), iter([None]), kink)
+        chooser.look(
+            chooser.begin(state),
+            state,
+            torch.ones(2),
+            chain_batches(problem, 2, None),
+            partial(batch_log_joint, problem),
+        )
 
 
 def test_chains_that_diverged_on_the_way_to_a_look_go_back(monkeypatch):

@@ -28,6 +28,7 @@ from pyrobnn.inference.fitting.loaders import survey as survey
 from pyrobnn.inference.fitting.shares import Ranks, SharedLoader, Shares
 from pyrobnn.model import CheckedData, checked_data
 from pyrobnn.model.density import Program
+from pyrobnn.model.gradient import at_each
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -487,6 +488,27 @@ def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple
         return gradient, value
 
     return slope
+
+
+@torch.no_grad()
+def log_joints_in_parts(density: Density, x: Tensor, y: Tensor, points: Tensor) -> Tensor:
+    """Log joint of a BNN on all data x, y at points (point, dim), (point,), float64, in bounded memory."""
+    log_likelihood = torch.zeros(len(points), dtype=torch.float64, device=points.device)
+    at_once = max(1, _PART // len(x))
+    for rows in zip(x.split(_PART), y.split(_PART), strict=True):
+        log_parts = partial(_log_parts_of_rows, density, rows)
+        log_prior, part = at_each(log_parts, points, at_once=at_once)
+        # the program scales the likelihood of its rows to all N
+        log_likelihood += part * (len(rows[0]) / len(x))
+    return log_prior + log_likelihood
+
+
+def _log_parts_of_rows(
+    density: Density, rows: tuple[Tensor, Tensor], z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log prior density of a point (dim,) in its unconstrained coordinates, and log likelihood of rows (x, y)."""
+    log_prior, log_likelihood = density.log_parts(z, *rows)
+    return log_prior + density.log_jacobian(z).double(), log_likelihood
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.inference.fitting.batches import in_parts
+from pyrobnn.inference.fitting.batches import log_joints_in_parts
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import rows_together
 from pyrobnn.model import NET, Density
@@ -35,8 +35,7 @@ NORMAL_QUARTILES = 1.349
 
 def log_joints(problem: Problem, thetas: Tensor) -> Tensor:
     """Log joint of all data at points (point, dim), in unconstrained coordinates, (point,), float64."""
-    slope = in_parts(problem.density, problem.x, problem.y)
-    return torch.stack([-slope(theta)[1] for theta in thetas]).double().detach()
+    return log_joints_in_parts(problem.density, problem.x, problem.y, thetas).double()
 
 
 def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
