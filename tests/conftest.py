@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import sys
 from collections import defaultdict
@@ -19,6 +21,7 @@ import sklearn.linear_model  # noqa: E402, F401  (its first import draws from Py
 import torch  # noqa: E402
 from global_state import GlobalState  # noqa: E402
 from helpers import covering  # noqa: E402
+from slow_cases import listed  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--whole-grids",
         action="store_true",
         help="all slow cases of products, not a sample of them",
+    )
+    parser.addoption(
+        "--cpu-seconds",
+        metavar="FILE",
+        help="append the CPU seconds of every case, and of the processes that it starts, as JSON lines",
     )
 
 
@@ -52,10 +60,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in slow if item.name not in kept}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+    slow_cases = listed()
+    for item in items:
+        if item.nodeid in slow_cases:
+            item.add_marker(pytest.mark.slow)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):  # not by keyword: a folder may have the name
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    # what is imported and collected stays: the collector need not look at it again and again
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    path = item.config.getoption("cpu_seconds")
+    before = _cpu_seconds()
+    finished = yield
+    if path is not None:
+        line = {"case": item.nodeid, "seconds": round(_cpu_seconds() - before, 3)}
+        with Path(path).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return finished
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of those it has waited for."""
+    return sum(os.times()[:4])
 
 
 @pytest.fixture
@@ -76,3 +111,17 @@ def unchanged_global_state() -> Iterator[None]:
     yield
     if leaks := state.restore():
         pytest.fail(f"this test left changed: {', '.join(leaks)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def compiled_by_its_own_way(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    """Fails a test in which the library could not compile a function by itself, unless it looks at the log."""
+    yield
+    if "caplog" in request.function.__code__.co_varnames:
+        return
+    messages = [record.getMessage() for record in caplog.get_records("call")]
+    slower = [message for message in messages if "slower than it might be" in message]
+    if slower:
+        pytest.fail(slower[0], pytrace=False)

@@ -192,7 +192,13 @@ def _intermediates_on_the_stack() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _old_objects_frozen() -> Iterator[None]:
-    """The garbage collector goes through new objects alone: through all of torch, it takes a sixth of a compile."""
+    """The garbage collector goes through new objects alone: through all of torch, it takes a sixth of a compile.
+
+    Where the program has frozen objects itself they stay so, and no others are.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.freeze()
     try:
         yield

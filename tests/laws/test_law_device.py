@@ -107,6 +107,9 @@ def device(request, monkeypatch):
         "pyrobnn.inference.fitting.problem.check_device",
         lambda given: given and torch.device(given),
     )
+    # an operation of the stand-in takes a hundred times what one of the CPU takes
+    monkeypatch.setattr("pyrobnn.inference.point_methods._VALLEY_ROUNDS", 2)
+    monkeypatch.setattr("pyrobnn.inference.point_methods._ROUNDS_TO_REST", 2)
     with stand_in_device() as device:
         yield device
 

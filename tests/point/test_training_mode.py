@@ -128,7 +128,7 @@ def test_compiled_is_eager_with_batch_statistics(name):
 
 def test_compiled_dropout_draws_other_units_at_every_step():
     net = small_net(nn.Dropout(0.5))
-    method = pb.MAP(num_steps=40, lr=1e-12, compile=True)
+    method = pb.MLE(num_steps=40, lr=1e-12, compile=True)
     losses = method.fit(model(net), X, Y).history["loss"]
     assert len(set(losses.tolist())) > 30
 

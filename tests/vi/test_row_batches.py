@@ -389,27 +389,20 @@ def test_a_loader_of_a_program_is_its_batches():
         pb.SVI(batch_size=4, compile=False).fit(numbered, loader)
 
 
-def test_a_compiled_step_is_the_one_that_is_not():
-    for program, guide, options in (
-        (drawing, AutoNormal, {}),
+@pytest.mark.parametrize(
+    ("program", "guide", "options"),
+    [
         (given, Amortised, {"batch_size": B}),
-    ):
-        losses = []
-        for compile_ in (False, True):
-            method = pb.SVI(
-                guide=made(guide),
-                num_steps=30,
-                compile=compile_,
-                **options,
-            )
-            posterior = method.fit(program, None, Y, num_draws=50)
-            losses.append(posterior.history["loss"])
-        torch.testing.assert_close(
-            losses[0],
-            losses[1],
-            rtol=1e-3,
-            atol=1e-3,
-        )
+        pytest.param(drawing, AutoNormal, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiled_step_is_the_one_that_is_not(program, guide, options):
+    losses = []
+    for compile_ in (False, True):
+        method = pb.SVI(guide=made(guide), num_steps=30, compile=compile_, **options)
+        posterior = method.fit(program, None, Y, num_draws=50)
+        losses.append(posterior.history["loss"])
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-3)
 
 
 def test_the_fitted_guide_draws_rows_in_pyro_as_the_program_does():

@@ -155,7 +155,8 @@ def _fused(fn: TensorFunction, inputs: list[Tensor]) -> Code:
     has_loop = is_looped(graph)
     # such code can be loaded from disk; if it also calls no library, its intermediates fit on the stack
     is_loadable = on_cpu and sys.platform == "linux" and only_writes and not has_loop
-    on_stack = is_loadable and not library_calls(graph)
+    # WORKAROUND(torch<=2.14): inductor hands an array on the stack to bernoulli_, which takes a handle of a tensor
+    on_stack = is_loadable and not library_calls(graph) and not _draws_bernoulli(graph)
     identity = identity_of(untouched, inputs, _INDUCTOR)
     if identity and is_loadable:
         library = recorded_library(identity, graph)
@@ -172,6 +173,14 @@ def _fused(fn: TensorFunction, inputs: list[Tensor]) -> Code:
         call = private.compile_graph(graph, inputs, settings, on_stack, scalar)
     # a loop in Python takes its time at every step; its body was compared by itself
     return Code(call, lambda: untouched, untouched if has_loop else fn, identity)
+
+
+def _draws_bernoulli(graph: GraphModule) -> bool:
+    """Whether the graph draws zeros and ones, as dropout does."""
+    operators = {torch.ops.aten.bernoulli, torch.ops.aten.bernoulli_}
+    return any(
+        getattr(node.target, "overloadpacket", None) in operators for node in graph.graph.nodes
+    )
 
 
 def _settings(graph: GraphModule, inputs: list[Tensor]) -> dict[str, _Setting]:
