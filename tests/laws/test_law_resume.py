@@ -210,13 +210,15 @@ def two_modes(x, y):
     ],
 )
 def test_smc_between_its_ladders(moment, tmp_path, monkeypatch):
-    monkeypatch.setattr("pyrobnn.inference.smc._BUDGET", 10)
+    monkeypatch.setattr("pyrobnn.inference.smc._BUDGET", 5)
     monkeypatch.setattr("pyrobnn.inference.smc.Signs.parted", property(lambda signs: True))
     method = pb.SMC(num_particles=24, num_islands=2, compile=False)
 
     def whole(**options):
         with warnings.catch_warnings(action="ignore"):
-            return method.fit(two_modes, None, torch.full((3,), 4.0), num_draws=60, **options)
+            posterior = method.fit(two_modes, None, torch.full((3,), 4.0), num_draws=60, **options)
+        assert posterior.meta["exchange"]
+        return posterior
 
     assert_resumes(whole, tmp_path, (moment,), repeated=1)
 
