@@ -211,6 +211,7 @@ def two_modes(x, y):
 )
 def test_smc_between_its_ladders(moment, tmp_path, monkeypatch):
     monkeypatch.setattr("pyrobnn.inference.smc._BUDGET", 5)
+    monkeypatch.setattr("pyrobnn.inference.smc._ADAPTATION_STEPS", 4)
     monkeypatch.setattr("pyrobnn.inference.smc.Signs.parted", property(lambda signs: True))
     method = pb.SMC(num_particles=24, num_islands=2, compile=False)
 
