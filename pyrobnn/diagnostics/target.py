@@ -16,6 +16,7 @@ from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import MOVED, STEIN
 from pyrobnn.diagnostics.evidence import Evidence, labels
 from pyrobnn.diagnostics.grades import (
+    MOST,
     Found,
     Limits,
     Status,
@@ -313,12 +314,19 @@ class _Chance(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """The comparison in one region: its grade, and the medians of shift and log ratio."""
+    """The comparison in one region: its grade, the medians of shift and log ratio, and what a tenth exceeds.
+
+    Args:
+        worst_shift: by how much the mean is off, or more, at a tenth of the values.
+        worst_factor: by which factor the sd is off, either way, or more, at a tenth.
+    """
 
     name: str
     status: Status
     shift: float
     log_ratio: float
+    worst_shift: float
+    worst_factor: float
 
     @property
     def badness(self) -> tuple[int, float]:
@@ -346,6 +354,8 @@ def _judge_beside(evidence: Evidence, limits: Limits, arrived: bool) -> Found | 
         "shift": worst.shift,
         "inverse": 1.0 / ratio,
         "region": worst.name,
+        "worst_shift": worst.worst_shift,
+        "worst_factor": worst.worst_factor,
         "arrived": arrived,
         "linearized": evidence.is_linearized,
         "remedy": _remedy(evidence),
@@ -459,7 +469,14 @@ def _region(comparison: _Comparison, name: str, limits: Limits) -> _Region:
         comparison.regions[is_inside],
         limits,
     )
-    return _Region(str(name), status, float(np.median(shift)), float(np.median(log_ratio)))
+    return _Region(
+        str(name),
+        status,
+        float(np.median(shift)),
+        float(np.median(log_ratio)),
+        float(np.quantile(shift, MOST)),
+        float(np.exp(np.quantile(np.abs(log_ratio), MOST))),
+    )
 
 
 def _arrival(evidence: Evidence) -> dict[str, float]:

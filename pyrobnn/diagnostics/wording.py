@@ -163,6 +163,23 @@ _REGIONS = {
 }
 
 
+def _beside(
+    status: str,
+    ratio: float,
+    shift: float,
+    worst_shift: float,
+    worst_factor: float,
+    noun: str,
+) -> str:
+    """What a comparison says of the draws: in the median of inputs or values, or of a tenth where that is right."""
+    if status in ("warn", "fail") and not _direction(ratio, shift):
+        return (
+            f": for one {noun} in ten the mean is {worst_shift:.2f} sd away or more, and for one in ten the sd is off "
+            f"by a factor of {worst_factor:.2f} or more"
+        )
+    return _draws_are(status, ratio, shift)
+
+
 def _beside_posterior(
     status: str,
     inverse: float,
@@ -170,6 +187,8 @@ def _beside_posterior(
     region: str,
     arrived: bool,
     linearized: bool,
+    worst_shift: float = 0.0,
+    worst_factor: float = 1.0,
     **_: Value,
 ) -> str:
     where = _REGIONS.get(region, region)
@@ -183,7 +202,7 @@ def _beside_posterior(
     return (
         f"Compared with {compared}, the sd of the function by {draws} is {1.0 / inverse:.2f} times as large and its "
         f"mean is {shift:.2f} sd away {where} (medians; 1 and 0 expected)"
-        f"{_draws_are(status, 1.0 / inverse, shift)}."
+        f"{_beside(status, 1.0 / inverse, shift, worst_shift, worst_factor, 'input')}."
     )
 
 
@@ -191,12 +210,14 @@ def _sites_beside_posterior(
     status: str,
     inverse: float,
     shift: float,
+    worst_shift: float = 0.0,
+    worst_factor: float = 1.0,
     **_: Value,
 ) -> str:
     return (
         "Compared with the posterior, which short chains from these draws have reached, the sd of {region} is "
         f"{1.0 / inverse:.2f} times as large and its mean is {shift:.2f} sd away (1 and 0 expected; of many "
-        f"values medians){_draws_are(status, 1.0 / inverse, shift)}."
+        f"values medians){_beside(status, 1.0 / inverse, shift, worst_shift, worst_factor, 'value')}."
     )
 
 

@@ -474,3 +474,18 @@ def test_a_site_with_a_heavy_tail_has_an_sd_that_chance_decides():
     posterior = Posterior(tailed, draws, approximation=object(), meta=meta)
     found = find(diagnose(posterior.to_datatree(COUNTS, COUNTS)), "function_moves")
     assert found.status in ("pass", "info"), found.evidence
+
+
+def test_what_a_tenth_of_the_inputs_exceeds_is_that_of_the_region_that_decides():
+    model, x, y, exact = CASES[2]
+    tree = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    moved = tree[MOVED].to_dataset()
+    f = moved["approximate"]
+    places = np.flatnonzero((moved["region"] == "data").values)[:3]
+    shifted = f.values.copy()
+    shifted[:, places] += 0.8 * f.values[:, places].std(0)
+    tree[MOVED] = moved.assign(approximate=(f.dims, shifted))
+    found = find(diagnose(tree), "function_moves")
+    assert found.status == "warn" and found.numbers["region"] == "data"
+    assert found.numbers["shift"] < 0.25 and 0.6 < found.numbers["worst_shift"] < 1.0
+    assert "for one input in ten the mean is" in found.evidence
