@@ -14,7 +14,7 @@ Status = Literal["pass", "warn", "fail", "info"]
 Limits = tuple[float, ...]
 
 #: share of the points that the looser limits are held against
-_MOST = 0.9
+MOST = 0.9
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def grade_by_kind(
     grades = []
     for shifts in by_kind(shift, kinds):
         grades.append(grade(float(np.median(shifts)), near, far))
-        grades.append(grade(float(np.quantile(shifts, _MOST)), 2.0 * near, 2.0 * far))
+        grades.append(grade(float(np.quantile(shifts, MOST)), 2.0 * near, 2.0 * far))
     for ratios in by_kind(ratio, kinds):
         grades.append(
             grade(
@@ -102,6 +102,6 @@ def grade_by_kind(
                 higher=True,
             )
         )
-        low = float(np.quantile(ratios, 1.0 - _MOST))
+        low = float(np.quantile(ratios, 1.0 - MOST))
         grades.append(grade(low, unlike, unlike / 2, higher=True))
     return worse(*grades)

@@ -64,9 +64,10 @@ def weighted(evidence: Evidence, limits: Limits) -> Found | None:
     """Weights the draws by p/q, posterior over approximation, and compares the function before and after.
 
     Of a program its named sites are compared. Where the weights are too unequal for a comparison, their Pareto k-hat
-    is shown. A k-hat beyond its limit decides nothing for a net with hidden units, nor where the function stays the
-    same when draws are moved or can be held against chains that have arrived (`function_moves`): a heavy tail of the
-    weights is enough to raise it. Of a program it decides, because moves do not find the neck of a funnel.
+    is shown. A k-hat beyond its limit decides nothing for a net with hidden units, nor where the draws can be held
+    against chains that have arrived, or a function stays the same when they are moved (`function_moves`): a heavy tail
+    of the weights is enough to raise it. That moves do not change a program's sites is not enough: they do not find
+    the neck of a funnel.
     """
     _, _, limit_of_ratio, _ = limits
     log_p = evidence.log_target
@@ -99,11 +100,10 @@ def _unreliable(evidence: Evidence, smoothed: Importance) -> Found:
     """What a k-hat beyond its limit says: nothing where a heavy tail alone may explain it."""
     numbers = {"khat": f"{smoothed.k:.2f}", "remedy": evidence.remedy}
     value = float(smoothed.k) if np.isfinite(smoothed.k) else None
-    undecided = evidence.has_hidden_units
+    undecided = evidence.has_hidden_units or bool(beside_posterior(evidence))
     if not undecided and evidence.f is not None:
         moves = function_moves(evidence, CHANGE_LIMITS)
-        knows_better = bool(beside_posterior(evidence))
-        undecided = moves is not None and (moves.status == "pass" or knows_better)
+        undecided = moves is not None and moves.status == "pass"
     if undecided:
         return Found("info", value, "khat_undecided", numbers, smoothed.good_k)
     code = "khat_infinite" if value is None else "khat"

@@ -16,6 +16,7 @@ from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import MOVED, STEIN
 from pyrobnn.diagnostics.evidence import Evidence, labels
 from pyrobnn.diagnostics.grades import (
+    MOST,
     Found,
     Limits,
     Status,
@@ -88,7 +89,9 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
     """Moves the draws by Hamiltonian Monte Carlo and compares the function before and after.
 
     Such moves do not change the distribution of draws of the posterior. For a program its sites are compared. Two
-    standard errors are subtracted from every change, so that chance alone does not count.
+    standard errors are subtracted from every change, so that chance alone does not count. Draws of an approximation
+    are held against short chains that begin at some of them, where a gradient is cheap enough, of a program where the
+    chains arrive at the posterior.
     """
     arrived = beside_posterior(evidence)
     if arrived is not None:
@@ -311,12 +314,19 @@ class _Chance(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """The comparison in one region: its grade, and the medians of shift and log ratio."""
+    """The comparison in one region: its grade, the medians of shift and log ratio, and what a tenth exceeds.
+
+    Args:
+        worst_shift: by how much the mean is off, or more, at a tenth of the values.
+        worst_factor: by which factor the sd is off, either way, or more, at a tenth.
+    """
 
     name: str
     status: Status
     shift: float
     log_ratio: float
+    worst_shift: float
+    worst_factor: float
 
     @property
     def badness(self) -> tuple[int, float]:
@@ -330,7 +340,7 @@ _RANKS: dict[Status, int] = {"pass": 0, "warn": 1, "fail": 2}
 def _judge_beside(evidence: Evidence, limits: Limits, arrived: bool) -> Found | None:
     """The function by an approximation, compared with the posterior that short chains from its draws have arrived at.
 
-    Agreement with chains that have not arrived proves nothing.
+    Of a program they are compared site by site. Agreement with chains that have not arrived proves nothing.
     """
     comparison = _compared_with_chains(evidence, arrived)
     if comparison is None:
@@ -344,26 +354,30 @@ def _judge_beside(evidence: Evidence, limits: Limits, arrived: bool) -> Found | 
         "shift": worst.shift,
         "inverse": 1.0 / ratio,
         "region": worst.name,
+        "worst_shift": worst.worst_shift,
+        "worst_factor": worst.worst_factor,
         "arrived": arrived,
         "linearized": evidence.is_linearized,
         "remedy": _remedy(evidence),
     }
-    return Found(worst.status, ratio, "beside_posterior", numbers, limits[2])
+    code = "sites_beside_posterior" if evidence.f is None else "beside_posterior"
+    return Found(worst.status, ratio, code, numbers, limits[2])
 
 
 def _compared_with_chains(evidence: Evidence, arrived: bool) -> _Comparison | None:
     """The comparison; None where no chains have moved.
 
     Of chains that have not arrived, what chance may do is taken off every change: draws of the posterior would not
-    have changed at all. A linearised net is not where its chains begin: what they still approach it by is no
-    difference.
+    have changed at all. So it is of a program, whose sites may have heavy tails. A linearised net is not where its
+    chains begin: what they still approach it by is no difference.
     """
     regions = evidence.values(MOVED, "region")
     starts = evidence.values(MOVED, "starts")
-    function = _moments(evidence, "approximate")
+    f = _function(evidence, "approximate")
     f_moved = _function(evidence, "moved")
-    if function is None or f_moved is None or regions is None or starts is None:
+    if f is None or f_moved is None or regions is None or starts is None:
         return None
+    function = _moments_of(f)
     moved = _moments_of(f_moved)
     shift = function.mean - moved.mean
     log_ratio = function.log_sd - moved.log_sd
@@ -373,8 +387,10 @@ def _compared_with_chains(evidence: Evidence, arrived: bool) -> _Comparison | No
         log_ratio = np.where(log_ratio * (moved.log_sd - begun.log_sd) > 0, 0.0, log_ratio)
     none = np.zeros_like(shift)
     chance = _Chance(none, none)
-    if not arrived:
+    if not arrived or evidence.f is None:
         chance = _chance(f_moved, evidence.values(MOVED, "moved_start"), float(starts))
+    if evidence.f is None:
+        chance = _with_draws(chance, f, moved)
     return _Comparison(np.abs(shift) / np.exp(moved.log_sd), log_ratio, regions, chance)
 
 
@@ -401,6 +417,13 @@ def _chance(f: np.ndarray, start: np.ndarray | None, num_starts: float) -> _Chan
     log_sd_error = _jackknife_error(np.stack([moments.log_sd for moments in without]))
     shift = half_width * mean_error / np.exp(_moments_of(f).log_sd)
     return _Chance(shift, half_width * log_sd_error)
+
+
+def _with_draws(chance: _Chance, f: np.ndarray, moved: _Moments) -> _Chance:
+    """What chance may do to the chains, and to independent draws (draw, probe, output) by two standard errors."""
+    _, mean_error, log_sd_error = _spread(f)
+    shift = 2.0 * mean_error / np.exp(moved.log_sd)
+    return _Chance(np.hypot(chance.shift, shift), np.hypot(chance.log_ratio, 2.0 * log_sd_error))
 
 
 def _jackknife_error(without: np.ndarray) -> np.ndarray:
@@ -446,7 +469,14 @@ def _region(comparison: _Comparison, name: str, limits: Limits) -> _Region:
         comparison.regions[is_inside],
         limits,
     )
-    return _Region(str(name), status, float(np.median(shift)), float(np.median(log_ratio)))
+    return _Region(
+        str(name),
+        status,
+        float(np.median(shift)),
+        float(np.median(log_ratio)),
+        float(np.quantile(shift, MOST)),
+        float(np.exp(np.quantile(np.abs(log_ratio), MOST))),
+    )
 
 
 def _arrival(evidence: Evidence) -> dict[str, float]:

@@ -67,6 +67,7 @@ FAULTS = {
     "density_not_finite": "the log density is not finite at some draws",
     "function_moves": "the draws of the function do not have the posterior's mean and spread",
     "beside_posterior": "the function does not have the posterior's mean and spread",
+    "sites_beside_posterior": "a site does not have the posterior's mean and spread",
     "moves_short": "short chains from these draws did not reach the posterior in the time that a check may take",
     "density_moves": "the log density of the draws does not have the posterior's mean and spread",
     "virial": "the draws are narrower or wider than the posterior",
@@ -162,6 +163,23 @@ _REGIONS = {
 }
 
 
+def _beside(
+    status: str,
+    ratio: float,
+    shift: float,
+    worst_shift: float,
+    worst_factor: float,
+    noun: str,
+) -> str:
+    """What a comparison says of the draws: in the median of inputs or values, or of a tenth where that is right."""
+    if status in ("warn", "fail") and not _direction(ratio, shift):
+        return (
+            f": for one {noun} in ten the mean is {worst_shift:.2f} sd away or more, and for one in ten the sd is off "
+            f"by a factor of {worst_factor:.2f} or more"
+        )
+    return _draws_are(status, ratio, shift)
+
+
 def _beside_posterior(
     status: str,
     inverse: float,
@@ -169,6 +187,8 @@ def _beside_posterior(
     region: str,
     arrived: bool,
     linearized: bool,
+    worst_shift: float = 0.0,
+    worst_factor: float = 1.0,
     **_: Value,
 ) -> str:
     where = _REGIONS.get(region, region)
@@ -182,7 +202,22 @@ def _beside_posterior(
     return (
         f"Compared with {compared}, the sd of the function by {draws} is {1.0 / inverse:.2f} times as large and its "
         f"mean is {shift:.2f} sd away {where} (medians; 1 and 0 expected)"
-        f"{_draws_are(status, 1.0 / inverse, shift)}."
+        f"{_beside(status, 1.0 / inverse, shift, worst_shift, worst_factor, 'input')}."
+    )
+
+
+def _sites_beside_posterior(
+    status: str,
+    inverse: float,
+    shift: float,
+    worst_shift: float = 0.0,
+    worst_factor: float = 1.0,
+    **_: Value,
+) -> str:
+    return (
+        "Compared with the posterior, which short chains from these draws have reached, the sd of {region} is "
+        f"{1.0 / inverse:.2f} times as large and its mean is {shift:.2f} sd away (1 and 0 expected; of many "
+        f"values medians){_beside(status, 1.0 / inverse, shift, worst_shift, worst_factor, 'value')}."
     )
 
 
@@ -430,6 +465,7 @@ SEEN: dict[str, Template] = {
     "function_moves": _function_moves,
     "density_moves": _density_moves,
     "beside_posterior": _beside_posterior,
+    "sites_beside_posterior": _sites_beside_posterior,
     "moves_short": "In {transitions:.0f} transitions the short chains that began at these draws have not arrived at "
     "the posterior, so nothing is compared with it.",
     "moves_undecided": "Hamiltonian Monte Carlo moved the draws too little to test them: {acceptance:.0%} of its steps "
@@ -533,7 +569,12 @@ def fault(code: str, numbers: Numbers | None = None) -> str:
 
 
 #: checks of the function that measure how wide it is, and the number that says so: 1 / ratio or the ratio of sds
-_WIDTHS = {"function_moves": "inverse", "beside_posterior": "inverse", "reference": "ratio"}
+_WIDTHS = {
+    "function_moves": "inverse",
+    "beside_posterior": "inverse",
+    "sites_beside_posterior": "inverse",
+    "reference": "ratio",
+}
 
 
 def _direction_of(code: str, numbers: Numbers) -> str:

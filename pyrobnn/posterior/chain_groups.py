@@ -72,7 +72,10 @@ class Groups:
             log_density = self.last_layer.log_density
         z = starts.repeat_interleave(size, 0).contiguous()
         self.random = generator(seed)
-        self.gradient = traced_gradient(log_density, z)
+        traced = traced_gradient(log_density, z)
+        self.gradient = traced.gradient
+        #: of a leapfrog of all chains on one core, forecast from the operations of the gradient
+        self.seconds_per_leapfrog = traced.seconds
         self.chains = ShortChains.begin(self.gradient, z, self.random, longest)
         self.visits: list[Visit] = []
         self.arrival = NOWHERE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
@@ -13,9 +14,9 @@ from torch import Tensor
 from pyrobnn.core.seeding import generator
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.compile import compiled
-from pyrobnn.model.gradient import Gradient, batched_gradient
+from pyrobnn.model.gradient import Gradient, batched_gradient, runs_at_once
 from pyrobnn.posterior.approximation import PosteriorLike, density_of
-from pyrobnn.posterior.chain_groups import Groups, net_quantities
+from pyrobnn.posterior.chain_groups import Groups, net_quantities, site_quantities
 from pyrobnn.posterior.prediction import widest_layer
 from pyrobnn.posterior.probes import probes_by_region
 from pyrobnn.posterior.short_chains import (
@@ -46,6 +47,8 @@ _LARGEST_GROUP = 8
 #: seconds that these chains may take, about, and the leapfrog steps below which they would show nothing
 _BUDGET = 2.0
 _FEWEST_LEAPFROGS = 120
+#: scalars of a program's site that are judged one by one, as coefficients are read; more are judged together
+_MOST_ALONE = 10
 #: draws of the approximation of which the function is taken
 _COMPARED = 1000
 
@@ -225,6 +228,61 @@ def function_beside_posterior(
         f_started = plain.thin(num_draws).function(probes.x)
         dataset["started"] = (("started_draw", "region_probe", "output"), _by_draw(f_started))
     return dataset
+
+
+def sites_beside_posterior(
+    posterior: PosteriorLike, x: Tensor | None, y: Tensor | None
+) -> xr.Dataset | None:
+    """A program's sites under the draws of an approximation, and under short chains that have arrived.
+
+    As :func:`function_beside_posterior`, within two seconds that are forecast from the operations of the program's
+    gradient. A prior of a program may be vague, so that no chains begin at its draws: a mode that all draws of the
+    approximation miss is not found.
+
+    Args:
+        posterior: of a plain program, independent draws.
+        x, y: the data that it was fitted to.
+
+    Returns:
+        The dataset of :func:`function_beside_posterior`, with a probe for every scalar of the latent sites, of one
+        output, and as its region its site's name, with its index where a site has few. None where the density is
+        another one at every step, the gradient too dear, or the chains have not arrived: :func:`moved_functions` tests
+        such draws.
+    """
+    density = posterior_density(posterior, x, y)
+    if density is None or density.stochastic is not None:
+        return None
+    starts = _starts_at_draws(posterior, density, 2 * _NUM_GROUPS)
+    num_rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
+    work = density.dim * num_rows * len(starts) * _LARGEST_GROUP * _FEWEST_LEAPFROGS
+    if work > _MAX_WORK or not runs_at_once(density.log_joint, starts[:2]):
+        return None
+    groups = Groups(density, starts, 0, _LARGEST_GROUP, site_quantities(density), 0)
+    affordable = _BUDGET / groups.seconds_per_leapfrog
+    if affordable < _FEWEST_LEAPFROGS:
+        return None
+    with torch.no_grad():
+        groups.run(lambda chains: chains.num_leapfrogs / affordable)
+    if not groups.arrived:
+        return None
+    moved = _moved_posterior(posterior, density, groups)
+    moved_start = _start_of_chains(starts, groups).repeat_interleave(len(groups.window))
+    thinned = posterior.thin(max(1, _COMPARED // posterior.num_chains))
+    dims = ("region_probe", "output")
+    return xr.Dataset(
+        {
+            "approximate": (
+                ("approximate_draw", *dims),
+                _by_draw(_latent_values(density, thinned)),
+            ),
+            "moved": (("moved_draw", *dims), _by_draw(_latent_values(density, moved))),
+            "moved_start": ("moved_draw", moved_start.numpy()),
+            "region": ("region_probe", np.array(_latent_names(density))),
+            "arrived": 1,
+            "starts": len(torch.unique(starts, dim=0)),
+            **_progress(groups),
+        }
+    )
 
 
 def _progress(groups: Groups) -> dict[str, float]:
@@ -426,6 +484,20 @@ def _latent_values(density: Density, posterior: PosteriorLike) -> Tensor:
     draws = [posterior.draws[site.name] for site in density.sites if site.kind == "latent"]
     scalars = [values.reshape(*values.shape[:2], -1) for values in draws]
     return torch.cat(scalars, -1)[..., None]
+
+
+def _latent_names(density: Density) -> list[str]:
+    """What each of the scalars of :func:`_latent_values` is judged with: its site, or alone where these are few."""
+    names = []
+    for site in density.sites:
+        if site.kind != "latent":
+            continue
+        if not site.shape or math.prod(site.shape) > _MOST_ALONE:
+            names += [site.name] * math.prod(site.shape)
+            continue
+        for index in np.ndindex(*site.shape):
+            names.append(f"{site.name}[{', '.join(map(str, index))}]")
+    return names
 
 
 def _move_points(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]:

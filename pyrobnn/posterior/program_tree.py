@@ -20,7 +20,11 @@ from pyrobnn.model.gradient import at_each
 from pyrobnn.model.nodes import Node
 from pyrobnn.posterior.approximation import DRAWS_AT_ONCE, PosteriorLike
 from pyrobnn.posterior.arrays import Dims, few_draws, sample_dataset, site_dataset, to_numpy
-from pyrobnn.posterior.invariance import moved_functions, posterior_density
+from pyrobnn.posterior.invariance import (
+    moved_functions,
+    posterior_density,
+    sites_beside_posterior,
+)
 from pyrobnn.posterior.one_step import joint_events, one_step
 
 #: seconds that replicates may take: a share of the fit's, and at least this many
@@ -88,10 +92,20 @@ def program_groups(
         groups[group.PRIOR_PREDICTIVE] = fitted.of_data(prior_data)
     if isinstance(x, Tensor) and x.dim():
         groups[group.CONSTANT_DATA] = _program_inputs(x, fitted.data, fitted.axes)
-    moved = moved_functions(posterior, x, y, None)
+    moved = _moved_group(posterior, x, y)
     if moved is not None:
         groups[group.MOVED] = moved
     return {name: dataset for name, dataset in groups.items() if dataset.data_vars}
+
+
+def _moved_group(posterior: PosteriorLike, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
+    """The group ``MOVED``: of independent draws beside short chains that have arrived, or else of draws that moved."""
+    independent = posterior.meta.get("kind") == "independent"
+    if independent and posterior.num_chains * posterior.num_draws > 1:
+        beside = sites_beside_posterior(posterior, x, y)
+        if beside is not None:
+            return beside
+    return moved_functions(posterior, x, y, None)
 
 
 def _fitted(posterior: PosteriorLike, density: Density) -> _Fitted:

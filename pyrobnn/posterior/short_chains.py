@@ -232,11 +232,21 @@ def _curvature(
     return curvature.clamp(min=float(positive.quantile(0.1)))
 
 
-def traced_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> Gradient:
-    """Gradient and value of a log density at positions like ``z`` (chain, dim): its Python has run once."""
+class TracedGradient(NamedTuple):
+    """Gradient and value of a log density, whose Python has run once.
+
+    ``seconds`` are those of a call on one core, forecast from its operations: infinite where these are not known.
+    """
+
+    gradient: Gradient
+    seconds: float
+
+
+def traced_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> TracedGradient:
+    """Gradient and value of a log density at positions like ``z`` (chain, dim)."""
     gradient, why_not_batched = batched_gradient(log_density, z[:2])
     if why_not_batched:
-        return gradient
+        return TracedGradient(gradient, math.inf)
     step = compiled(
         gradient,
         z,
@@ -248,7 +258,10 @@ def traced_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> Gradi
         slope, log_density = step(points)
         return slope, log_density.double()
 
-    return traced
+    forecast = step.forecast
+    if forecast is None or forecast.looped:
+        return TracedGradient(traced, math.inf)
+    return TracedGradient(traced, forecast.seconds_of_call("trace"))
 
 
 def starts_elsewhere(

@@ -405,3 +405,87 @@ def test_moves_find_the_wide_mode_around_the_narrow_one_of_a_program(scales, sta
     found = find(diagnose(laplace.to_datatree(None, y)), "function_moves")
     assert found.status == status
     assert status == "pass" or found.numbers["inverse"] > 2.0
+
+
+def counts(x, y):
+    """Two rates and how often each event was seen; the posterior of a rate is a gamma distribution."""
+    with pyro.plate("kinds", 2):
+        rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
+    offset = pyro.sample("offset", dist.Normal(0.0, 1.0))
+    pyro.sample("seen", dist.Poisson(rate).to_event(1), obs=y[:2])
+    pyro.sample("measured", dist.Normal(offset, 1.0), obs=y[2])
+
+
+COUNTS = torch.tensor([2.0, 5.0, 0.7])
+
+
+def of_counts(factor, shift, heavy):
+    """Exact draws of the rates and of the offset, then those of the rates spread or shifted, in sds."""
+    rng = np.random.default_rng(5)
+    rate = rng.gamma(1.0 + COUNTS[:2].numpy(), 0.5, size=(1, 1000, 2))
+    mean = (1.0 + COUNTS[:2].numpy()) / 2.0
+    rate = np.abs(mean + factor * (rate - mean) + shift * (mean / 2.0) ** 0.5)
+    offset = rng.normal(0.35, 0.5**0.5, size=(1, 1000))
+    draws = {"rate": torch.tensor(rate).float(), "offset": torch.tensor(offset).float()}
+    log_ratio = torch.tensor(heavy * np.exp(2.0 * rng.normal(size=(1, 1000))))
+    stats = {"log_p": log_ratio, "log_q": torch.zeros_like(log_ratio)}
+    meta = {"method": "SVI", "kind": "independent", "claim": "approximate", "iid": True}
+    return Posterior(counts, draws, stats, approximation=object(), meta=meta)
+
+
+@pytest.mark.parametrize(
+    ("factor", "shift", "status"),
+    [(1.0, 0.0, "pass"), (0.4, 0.0, "fail"), (3.0, 0.0, "fail"), (1.0, 1.5, "fail")],
+)
+def test_a_programs_sites_are_held_against_short_chains_and_the_worst_is_named(
+    factor, shift, status
+):
+    """A heavy tail of the weights failed draws that are those of the posterior."""
+    posterior = of_counts(factor, shift, heavy=1.0)
+    verdict = diagnose(posterior.to_datatree(COUNTS, COUNTS))
+    found = find(verdict, "function_moves")
+    assert found.code == "sites_beside_posterior" and found.status == status, found.evidence
+    assert find(verdict, "importance").code == "khat_undecided"
+    assert verdict.draws == status
+    if status == "fail":
+        assert found.numbers["region"].startswith("rate[") and "the sd of rate[" in found.evidence
+
+
+def test_sites_are_moved_where_chains_are_too_dear(monkeypatch):
+    """Then a tail of the weights decides again: moves do not find the neck of a funnel."""
+    monkeypatch.setattr(invariance, "_BUDGET", 0.0)
+    tree = of_counts(1.0, 0.0, heavy=1.0).to_datatree(COUNTS, COUNTS)
+    assert "before" in tree[MOVED] and "approximate" not in tree[MOVED]
+    assert find(diagnose(tree), "importance").status == "fail"
+
+
+def test_a_site_with_a_heavy_tail_has_an_sd_that_chance_decides():
+    """Exact draws of Student's t of two degrees of freedom, which has no variance."""
+
+    def tailed(x, y):
+        pyro.sample("far", dist.StudentT(2.0, 0.0, 1.0).expand([8]).to_event(1))
+        pyro.sample("near", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=y[0])
+
+    rng = np.random.default_rng(2)
+    draws = {"far": torch.tensor(rng.standard_t(2.0, size=(1, 1000, 8))).float()}
+    draws["near"] = torch.tensor(rng.normal(size=(1, 1000))).float()
+    meta = {"method": "SVI", "kind": "independent", "claim": "approximate", "iid": True}
+    posterior = Posterior(tailed, draws, approximation=object(), meta=meta)
+    found = find(diagnose(posterior.to_datatree(COUNTS, COUNTS)), "function_moves")
+    assert found.status in ("pass", "info"), found.evidence
+
+
+def test_what_a_tenth_of_the_inputs_exceeds_is_that_of_the_region_that_decides():
+    model, x, y, exact = CASES[2]
+    tree = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    moved = tree[MOVED].to_dataset()
+    f = moved["approximate"]
+    places = np.flatnonzero((moved["region"] == "data").values)[:3]
+    shifted = f.values.copy()
+    shifted[:, places] += 0.8 * f.values[:, places].std(0)
+    tree[MOVED] = moved.assign(approximate=(f.dims, shifted))
+    found = find(diagnose(tree), "function_moves")
+    assert found.status == "warn" and found.numbers["region"] == "data"
+    assert found.numbers["shift"] < 0.25 and 0.6 < found.numbers["worst_shift"] < 1.0
+    assert "for one input in ten the mean is" in found.evidence

@@ -148,6 +148,17 @@ def test_a_check_that_passes_does_not_state_its_fault(name, fault):
     assert none.startswith("Leave-one-out estimates are reliable for all 60 observations")
 
 
+@pytest.mark.parametrize("code", ["beside_posterior", "sites_beside_posterior"])
+def test_where_a_tenth_of_the_function_decides_the_sentence_says_so(code):
+    """It showed medians that are right, and said that the draws are not those of the posterior."""
+    numbers = {"region": "beyond", "arrived": True, "linearized": False, "status": "warn"}
+    tail = {"worst_shift": 0.61, "worst_factor": 1.23}
+    by_tail = evidence(code, "function_moves", numbers | tail | {"inverse": 1.02, "shift": 0.2})
+    assert "0.61 sd away or more" in by_tail and "a factor of 1.23 or more" in by_tail
+    by_median = evidence(code, "function_moves", numbers | tail | {"inverse": 2.0, "shift": 0.2})
+    assert by_median.endswith(": the draws are too narrow.") and "in ten" not in by_median
+
+
 def mixture_tree(order, rng, apart=4.0):
     """Chains of a mixture of three components, each chain with the components in an order of its own."""
     location = apart * np.arange(3.0) + 0.3 * rng.normal(size=(4, 500, 3))

@@ -16,7 +16,12 @@ import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.posterior.arrival import arrival, effective_draws, nested_rhat
 from pyrobnn.posterior.invariance import posterior_density
-from pyrobnn.posterior.short_chains import HamiltonianPath, ShortChains, starts_elsewhere
+from pyrobnn.posterior.short_chains import (
+    HamiltonianPath,
+    ShortChains,
+    starts_elsewhere,
+    traced_gradient,
+)
 
 Y = torch.tensor([0.5, 1.5, 1.0, 0.2])
 
@@ -219,3 +224,27 @@ def test_what_drifts_has_not_arrived():
     assert not arrival(growing, 16).is_converged
     assert not arrival(rising, 16).is_converged
     assert not arrival(np.full((1, 8, 256), np.nan), 16).is_converged
+
+
+def test_what_a_gradient_takes_is_forecast_from_its_operations_where_these_are_known():
+    """An interpreted loop is one operation of its graph, whatever it repeats, and Python that branches has no graph."""
+
+    def repeated(times):
+        def log_density(z):
+            for _ in range(times):
+                z = torch.sin(z)
+            return -z.square().sum()
+
+        return log_density
+
+    def branching(z):
+        return -z.square().sum() if z.sum() > 0.0 else z.sum()
+
+    def looped(z):
+        return -pb.scan(lambda sum, each: (sum + z[0] * each, sum), z[1], torch.ones(500))[0]
+
+    z = torch.ones(4, 3)
+    seconds = [traced_gradient(repeated(times), z).seconds for times in (1, 10, 100)]
+    assert 0.0 < seconds[0] < seconds[1] < seconds[2] < 0.01
+    assert traced_gradient(branching, z).seconds == np.inf
+    assert traced_gradient(looped, z).seconds == np.inf

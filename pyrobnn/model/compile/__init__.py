@@ -269,8 +269,8 @@ def _execution(
     if foresees or enabled in (False, "trace"):
         example = snapshot(inputs)
         graph = traced(fn, inputs)
-        forecast = Forecast(Work.of(graph), calls or 0)
-        if enabled != "auto" or (forecast.tier == "trace" and not is_looped(graph)):
+        forecast = Forecast(Work.of(graph), calls or 0, is_looped(graph))
+        if enabled != "auto" or (forecast.tier == "trace" and not forecast.looped):
             is_short = is_small(graph)
             return _Execution(_on_threads(interpreted(graph, example), is_short), "graph", forecast)
         inputs = example

@@ -67,10 +67,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The seconds that so many calls of a graph take in either tier, without those of tracing it."""
+    """The seconds that so many calls of a graph take in either tier, without those of tracing it.
+
+    What a loop of :func:`pyrobnn.scan` repeats is counted once: of a graph that is ``looped`` it is the least that a
+    call takes.
+    """
 
     work: Work
     calls: int
+    looped: bool = False
 
     @property
     def tier(self) -> str:
@@ -79,14 +84,17 @@ class Forecast:
 
     def seconds(self, tier: str) -> float:
         """From the compile to the last call."""
+        return self.seconds_to_compile(tier) + self.calls * self.seconds_of_call(tier)
+
+    def seconds_of_call(self, tier: str) -> float:
+        """Of one call, once compiled."""
         costs = MEASURED[tier]
-        call = (
+        return (
             costs.call
             + costs.node * self.work.nodes
             + costs.element * self.work.elements
             + costs.product * self.work.products
         )
-        return self.seconds_to_compile(tier) + self.calls * call
 
     def seconds_to_compile(self, tier: str = "compiled") -> float:
         """Until the first call."""
