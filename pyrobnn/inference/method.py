@@ -20,7 +20,13 @@ from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.checkpoints import Stages, stages_of
 from pyrobnn.inference.fitting.collapse import collapsed
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.problem import Callback, Problem, posterior_with_notes, prepare
+from pyrobnn.inference.fitting.problem import (
+    Callback,
+    Problem,
+    known_to_subfits,
+    posterior_with_notes,
+    prepare,
+)
 from pyrobnn.inference.fitting.raw_errors import explained
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.training_mode import TrainingMode, callback_with_statistics, with_statistics
@@ -238,7 +244,7 @@ class Method(abc.ABC):
         with process_state(), raised_by_handlers(), explained(model):
             problem = self._prepare(run, device)
             run = replace(run, stages=stages_of(self, problem, run))
-            with recorded() as functions:
+            with recorded() as functions, known_to_subfits(problem.density):
                 posterior = self._fit_head(problem, run)
             if len(problem.output_shape) > 1:
                 positions = {"output_shape": list(problem.output_shape)}

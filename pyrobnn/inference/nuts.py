@@ -421,9 +421,9 @@ class NUTS(Method):
         if shares is not None:
             density = density_of_share(density, shares.ranks)
         # code that serves for several numbers of rows has them as arguments
-        is_padded = self.capacity is not None
-        log_joint = density.log_joint if is_padded else density.in_fewer_operations(z)
-        gradient, why = batched_gradient(log_joint, z)
+        if self.capacity is None:
+            density = density.in_fewer_operations(z)
+        gradient, why = batched_gradient(density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
         num_slots = self._num_slots(density.dim, run.num_draws)

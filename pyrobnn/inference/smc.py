@@ -38,7 +38,7 @@ from pyrobnn.inference.tempering import (
     batched,
     evaluator,
     lag,
-    parts,
+    parts_of_own_data,
     refuse_without_prior,
 )
 from pyrobnn.model.compile.forecast import Compile
@@ -278,7 +278,7 @@ class _Course:
         if config.capacity is not None:
             density = padded(density, config.capacity, z)
         self.compiled = batched(
-            evaluator(partial(parts, density)),
+            evaluator(parts_of_own_data(density, z[:2])),
             z,
             config.compile,
             calls=_CALLS,

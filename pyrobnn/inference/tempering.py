@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -88,6 +89,21 @@ def parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
             remainder = remainder + (log_prob - plain)
         base = base + plain
     return base, remainder
+
+
+def parts_of_own_data(
+    density: Density, points: Tensor
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """:func:`parts` of the program's own data at points like these (point, dim), in fewer operations where it has."""
+    if not density.is_merged:
+        return partial(parts, density)
+    together = density.merged(lambda z: torch.stack(parts(density, z)), points)
+
+    def both(z: Tensor) -> tuple[Tensor, Tensor]:
+        base, remainder = together(z).unbind()
+        return base, remainder
+
+    return both
 
 
 def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:

@@ -186,6 +186,8 @@ class Density:
     local: Mapping[str, str] = MappingProxyType({})
     #: the rows at which the program is run; None: all rows, or those that it draws
     rows: Rows | None = None
+    #: `log_terms` in fewer operations, where the program repeats many
+    _merged: repeats.Function | None = None
 
     def __init__(
         self,
@@ -386,7 +388,7 @@ class Density:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a net without its data: a pickle of a posterior has the layout of the sites, and no row."""
-        return self.__dict__ | ({} if self.owner is None else {"args": ()})
+        return self.__dict__ | {"_merged": None} | ({} if self.owner is None else {"args": ()})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Pickles of 0.3.0 know no habits: their programs are nets, which have none."""
@@ -394,7 +396,8 @@ class Density:
 
     def __copy__(self) -> Density:
         copied = object.__new__(type(self))
-        copied.__dict__ |= self.__dict__
+        # what is copied is changed: its program, data or rows
+        copied.__dict__ |= self.__dict__ | {"_merged": None}
         return copied
 
     def holding(self, values: Mapping[str, Tensor]) -> Density:
@@ -407,7 +410,25 @@ class Density:
             double=self.in_double,
         )
         density.own_dtypes = self.own_dtypes
+        density._merged = self._merged_holding(density)
         return density
+
+    @_in_its_floats
+    def _merged_holding(self, held: Density) -> repeats.Function | None:
+        """The terms of a density ``held``, this one with its points at values, in fewer operations where these are."""
+        merged = self._merged
+        if merged is None or not self.initial_points:
+            return merged
+        if self.points == "held":
+            return None
+        # the points come last
+        pieces = []
+        for site in self.sites:
+            if site.kind == "point":
+                value = held._held[site.name].detach().to(self.device, self.dtype)
+                pieces.append(site.transform.inv(value).reshape(-1))
+        points = torch.cat(pieces)
+        return lambda z: merged(torch.cat([z, points.to(z)]))
 
     def as_fine_as(self, draws: Mapping[str, Tensor]) -> Density:
         """This density, or in float64 where ``draws`` of its sites are finer than the program has them."""
@@ -621,26 +642,77 @@ class Density:
             args: arguments of the program instead of the stored ones (a mini-batch).
             jacobian: include the log-Jacobian of the bijections (leave it out for a mode in constrained space).
         """
+        if self._merged is not None and not args:
+            terms = self.log_terms(z)
+            return terms.sum() if jacobian else terms[:2].sum()
         log_prior, log_likelihood = self.log_parts(z, *args)
         total = log_prior + log_likelihood
         return total + self.log_jacobian(z).double() if jacobian else total
 
+    @property
+    def is_merged(self) -> bool:
+        """Whether the log joint of the program's own data is computed in fewer operations than the program has."""
+        return self._merged is not None
+
     @_in_its_floats
-    def in_fewer_operations(self, points: Tensor) -> Callable[[Tensor], Tensor]:
-        """:meth:`log_joint` of points like these (point, dim), in fewer operations where a program repeats many."""
-        if self.owner is not None:
-            return self.log_joint
-        merged = repeats.in_fewer_operations(self.log_joint, points)
+    def in_fewer_operations(self, points: Tensor | None = None) -> Density:
+        """The density whose log joint and parts take fewer operations where the program repeats many; else itself.
 
-        def log_joint(z: Tensor) -> Tensor:
+        It is compared with the program at ``points`` (point, dim); without them at a prior draw and two starts.
+        """
+        if self.owner is not None or self.is_merged:
+            return self
+        if points is None:
+            points = torch.cat([self.sample_prior(1, seed=0), self.sample_box(2, seed=0)])
+        terms = self.log_terms
+        merged = repeats.in_fewer_operations(terms, points)
+        if merged is terms:
+            return self
+        density = copy.copy(self)
+        density._merged = merged
+        return density
+
+    def merged_as(self, other: Density) -> Density | None:
+        """This density in the fewer operations of another of the same program, data and type; None of another one."""
+        if self.program is not other.program or len(self.args) != len(other.args):
+            return None
+        same_data = all(mine is theirs for mine, theirs in zip(self.args, other.args, strict=True))
+        same_points = self.points == other.points and (
+            self.points == "free" or not self.initial_points
+        )
+        if not (same_data and same_points and self.in_double == other.in_double):
+            return None
+        density = copy.copy(self)
+        density._merged = other._merged
+        return density
+
+    @_in_its_floats
+    def merged(self, function: repeats.Function, points: Tensor) -> repeats.Function:
+        """A function that runs this program, as of points like these (point, …), in fewer operations where that has."""
+        if not self.is_merged:
+            return function
+        merged = repeats.in_fewer_operations(function, points)
+
+        def in_floats(point: Tensor) -> Tensor:
             with self.floats():
-                return merged(z)
+                return merged(point)
 
-        return log_joint
+        return in_floats
+
+    @_in_its_floats
+    def log_terms(self, z: Tensor) -> Tensor:
+        """At ``z`` (dim,): log prior, log likelihood and log-Jacobian, (3,), float64."""
+        if self._merged is not None:
+            return self._merged(z)
+        log_prior, log_likelihood = self.log_parts_at(self.constrain(z))
+        return torch.stack([log_prior, log_likelihood, self.log_jacobian(z).double()])
 
     @_in_its_floats
     def log_parts(self, z: Tensor, *args: Tree) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
+        if self._merged is not None and not args:
+            log_prior, log_likelihood, _ = self.log_terms(z).unbind()
+            return log_prior, log_likelihood
         return self.log_parts_at(self.constrain(z), *args)
 
     @_in_its_floats

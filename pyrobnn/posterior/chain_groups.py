@@ -64,8 +64,9 @@ class Groups:
         self.kept = torch.ones(len(starts), dtype=torch.bool)
         self.last_layer = LastLayer.of(density)
         longest = LONGEST
+        log_density: Callable[[Tensor], Tensor]
         if self.last_layer is None:
-            log_density = density.in_fewer_operations(starts[:2])
+            log_density = density.in_fewer_operations(starts[:2]).log_joint
         else:
             longest = _LONGEST_OF_OTHERS
             starts = starts[:, self.last_layer.others]

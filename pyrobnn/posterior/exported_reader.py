@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import operator
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +24,19 @@ import torch
 #: whatever a file says
 ARITHMETIC = frozenset(
     "abs add and_ eq floordiv ge getitem gt le lt mod mul ne neg not_ or_ pos pow sub truediv".split()
+)
+
+#: what reading raises of a file that is not as it was written
+_SIGNS_OF_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
 )
 
 _Value = None | bool | float | str | list | dict
@@ -36,23 +51,13 @@ class Exported:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        with zipfile.ZipFile(path) as archive:
-            files = {name.partition("/")[2]: name for name in archive.namelist()}
-
-            def read(name: str) -> bytes:
-                return archive.read(files[name])
-
-            self.meta = json.loads(read("extra/pyrobnn.json"))
-            program = json.loads(read("extra/program.json"))
-            layouts = {}
-            for kind in ("weights", "constants"):
-                config = json.loads(read(f"data/{kind}/model_{kind}_config.json"))["config"]
-                for name, entry in config.items():
-                    layouts[name] = (f"data/{kind}/{entry['path_name']}", entry["tensor_meta"])
-            self._values = {
-                node: _tensor(read(layouts[name][0]), dtype, layouts[name][1])
-                for node, (name, dtype) in program["tensors"].items()
-            }
+        try:
+            self.meta, program, self._values = _contents(path)
+        except _SIGNS_OF_DAMAGE as error:
+            raise ValueError(
+                f"{os.fspath(path)!r} is truncated, damaged or no export of pyrobnn "
+                f"({str(error) or type(error).__name__}): take another copy of the file, or export again"
+            ) from error
         self._input = program["input"]
         self._outputs = program["outputs"]
         self._calls: list[_Call] = [
@@ -85,6 +90,28 @@ class Exported:
             for node in unused:
                 del values[node]
         return {name: values[node] for name, node in self._outputs.items()}
+
+
+def _contents(path: str | os.PathLike[str]) -> tuple[dict, dict, dict[str, torch.Tensor]]:
+    """What the file says of itself, its program, and the tensors of that by node; zip has a checksum of each."""
+    with zipfile.ZipFile(path) as archive:
+        files = {name.partition("/")[2]: name for name in archive.namelist()}
+
+        def read(name: str) -> bytes:
+            return archive.read(files[name])
+
+        meta = json.loads(read("extra/pyrobnn.json"))
+        program = json.loads(read("extra/program.json"))
+        layouts = {}
+        for kind in ("weights", "constants"):
+            config = json.loads(read(f"data/{kind}/model_{kind}_config.json"))["config"]
+            for name, entry in config.items():
+                layouts[name] = (f"data/{kind}/{entry['path_name']}", entry["tensor_meta"])
+        values = {
+            node: _tensor(read(layouts[name][0]), dtype, layouts[name][1])
+            for node, (name, dtype) in program["tensors"].items()
+        }
+    return meta, program, values
 
 
 def _tensor(data: bytes, dtype: str, layout: dict[str, Any]) -> torch.Tensor:

@@ -456,7 +456,9 @@ def _gradient_of_moves(density: Density, z: Tensor, num_rows: int) -> Gradient:
     The density's Python runs once, for a trace that gives the same numbers. Where the arithmetic is large it runs at
     every call, of which it is a small part then: the trace holds all that a gradient computes at the same time.
     """
-    gradient, why_not_batched = batched_gradient(density.in_fewer_operations(z[:2]), z[:2])
+    gradient, why_not_batched = batched_gradient(
+        density.in_fewer_operations(z[:2]).log_joint, z[:2]
+    )
     widest = density.dim
     if density.owner is not None:
         widest = widest_layer(density.owner, density.args[0][:2])

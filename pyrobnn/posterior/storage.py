@@ -19,6 +19,7 @@ import xarray as xr
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyrobnn.core.files import check_seal, seal
 from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS, variable
 from pyrobnn.model import BNN, Density
 from pyrobnn.model.density import Program
@@ -142,7 +143,7 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     check_writable(path.parent)
-    # a bit that a disk or a transfer flips is an error at reading; HDF5 has no checksums of strings
+    # of arrays, for readers that know no seal, and for those of parts of a file
     num_bytes = sum(node.to_dataset().nbytes for node in tree.subtree)
     checksums = {
         node.path: _encoding(node, compress=num_bytes > _LARGEST_PLAIN) for node in tree.subtree
@@ -166,6 +167,7 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
                 engine=ENGINE,
                 encoding=checksums,
             )
+        seal(beside)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
@@ -305,7 +307,7 @@ class _Contents(NamedTuple):
 def _contents(path: Path, model: BNN | Program) -> _Contents:
     """What the file has; ValueError where it is not of this model."""
     name = repr(str(path))
-    with opened(path) as tree:
+    with opened(path, checked=True) as tree:
         _check_format(name, tree)
         meta = json.loads(tree.attrs["meta"])
         sites = _sites(tree)
@@ -519,19 +521,24 @@ def read(path: str | Path) -> xr.DataTree:
         FileNotFoundError: no such file, or a folder.
         ValueError: not a netCDF file, or a damaged one.
     """
-    with opened(path) as tree:
+    with opened(path, checked=True) as tree:
         tree.load()
         return tree
 
 
 @contextlib.contextmanager
-def opened(path: str | Path) -> Iterator[xr.DataTree]:
-    """A DataTree whose values are read where they are asked for; errors as of :func:`read`."""
+def opened(path: str | Path, *, checked: bool = False) -> Iterator[xr.DataTree]:
+    """A DataTree whose values are read where they are asked for; errors as of :func:`read`.
+
+    ``checked``: all bytes of the file are compared with its seal first, as HDF5 has checksums of arrays alone.
+    """
     path = Path(path)
     if path.is_dir():
         raise FileNotFoundError(f"{str(path)!r} is a folder: give the path of a file in it")
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r} does not exist: check the path")
+    if checked:
+        check_seal(path)
     try:
         with xr.open_datatree(path, engine=ENGINE) as tree:
             yield tree

@@ -319,6 +319,30 @@ def test_a_new_process_reads_it_without_the_library(mode, tmp_path):
     assert abs(float(mean) - float(mode.predict(torch.zeros(1, 3)).mean)) < 1e-3
 
 
+def test_a_damaged_file_is_told_or_predicts_the_same(mode, tmp_path):
+    file = mode.export(tmp_path / "model.pt2", quantiles=())
+    content = file.read_bytes()
+    values = Exported(file)(X[:5])
+    damaged = tmp_path / "damaged.pt2"
+    told = 0
+    for place in range(0, len(content), len(content) // 300):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        damaged.write_bytes(changed)
+        try:
+            outputs = Exported(damaged)(X[:5])
+        except ValueError as error:
+            assert repr(str(damaged)) in str(error) and "damaged" in str(error)
+            told += 1
+            continue
+        assert all(torch.equal(outputs[name], value) for name, value in values.items())
+    assert told > 20
+    for size in (0, 10, len(content) // 2, len(content) - 5):
+        damaged.write_bytes(content[:size])
+        with pytest.raises(ValueError, match="truncated"):
+            Exported(damaged)
+
+
 def test_what_is_not_known_of_the_inputs_is_said(tmp_path):
     loader = DataLoader(TensorDataset(X, Y), batch_size=20)
     posterior = pb.MAP(**FIT).fit(bnn(mlp(), NOISE(0.3)), loader)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import platform
 import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -60,6 +62,8 @@ Metrics = Mapping[str, Any]
 Callback = Callable[[int, Metrics], bool | None]
 #: whether parameters without a prior are optimised, or held where they start
 Points = Literal["free", "held"]
+#: the density of the fit under way
+_OF_FIT: ContextVar[Density | None] = ContextVar("_OF_FIT", default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -363,6 +367,7 @@ def _program_problem(
         raise ValueError(
             "'y' is given, and the program observes nothing: pass it to the site of the data, obs=y"
         )
+    density = _in_fewer_operations(density)
     num_data = _num_data(tensors, density)
     notes: list[str | Finding] = []
     problem = Problem(
@@ -380,6 +385,23 @@ def _program_problem(
     for finding in (*loader_notes, *prior_notes):
         problem.note(finding)
     return problem, seconds
+
+
+@contextlib.contextmanager
+def known_to_subfits(density: Density) -> Iterator[None]:
+    """Inside, in this thread, fits of the same program and data compute its density as this one does."""
+    token = _OF_FIT.set(density)
+    try:
+        yield
+    finally:
+        _OF_FIT.reset(token)
+
+
+def _in_fewer_operations(density: Density) -> Density:
+    """The density of a program in fewer operations, as the fit has it that this one is a part of, if it is one."""
+    known = _OF_FIT.get()
+    as_known = None if known is None else density.merged_as(known)
+    return density.in_fewer_operations() if as_known is None else as_known
 
 
 def _num_data(tensors: Sequence[Tensor], density: Density) -> int | None:

@@ -23,6 +23,7 @@ from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments
 from pyrobnn.inference.vi.forward_kl import FromPrior
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
+from pyrobnn.model.compile import repeats
 from pyrobnn.model.density import Density, is_identity
 from pyrobnn.model.distribution_kinds import elementwise, is_normal
 from pyrobnn.model.gradient import as_one_of_several
@@ -110,11 +111,47 @@ class Elbo:
                     )
                 closed = frozenset() if kl == "monte_carlo" else self._closed_sites()[1]
                 self.from_prior = FromPrior(density, self.latent, closed)
+            self._merged_terms = self._in_fewer_operations()
+
+    def _in_fewer_operations(self) -> repeats.Function | None:
+        """The terms (2,) at a draw and the guide's moments, in one vector, as the density in fewer operations has them.
+
+        None where the density has as many as the program, or where noise acts inside.
+        """
+        density = self.density
+        if not density.is_merged or self.estimator is not None or self.from_prior is not None:
+            return None
+        if not self.closed:
+            return self._terms_at_draw
+        z = torch.cat([density.sample_prior(1, seed=0), density.sample_box(2, seed=0)])
+        means = z[:, : self._num_latent]
+        points = torch.cat([z, means, means.sigmoid()], 1)
+        return density.merged(self._terms_by_site, points)
+
+    @property
+    def _num_latent(self) -> int:
+        """Scalars that the guide draws; point parameters follow them."""
+        return sum(site.size for site in self.latent)
+
+    def _terms_at_draw(self, flat: Tensor) -> Tensor:
+        """The terms (2,) where no cross entropy is in closed form."""
+        log_prior, log_likelihood, log_jacobian = self.density.log_terms(
+            flat[: self.density.dim]
+        ).unbind()
+        return torch.stack([log_likelihood, -log_prior - log_jacobian])
+
+    def _terms_by_site(self, flat: Tensor) -> Tensor:
+        """The terms (2,) as a run of the program gives them."""
+        z, means, variances = flat.split([self.density.dim, self._num_latent, self._num_latent])
+        moments = Moments(means, variances, means.new_zeros(()))
+        no_key = torch.zeros((), dtype=torch.int64, device=flat.device)
+        return torch.stack(self._terms_of_run(Noise(no_key), z, moments))
 
     def at_rows(self, some: Density) -> Elbo:
         """Its estimate by some rows of the plates, :meth:`Density.at_rows`: a function of the same parameters."""
         estimate = copy.copy(self)
         estimate.density = some
+        estimate._merged_terms = None
         estimate.latent = tuple(site for site in some.sites if site.kind == "latent")
         estimate.family = self.family.at_rows(self.density, some)
         return estimate
@@ -187,6 +224,19 @@ class Elbo:
         *args: Tensor,
     ) -> _Terms:
         """The terms at a draw ``z``; of some sites the cross entropy is in closed form."""
+        if self._merged_terms is None or args:
+            return self._terms_of_run(noise, z, moments, *args)
+        flat = z if moments is None else torch.cat([z, moments.mean, moments.var])
+        return _Terms(*self._merged_terms(flat).unbind())
+
+    def _terms_of_run(
+        self,
+        noise: Noise,
+        z: Tensor,
+        moments: Moments | None,
+        *args: Tensor,
+    ) -> _Terms:
+        """As :meth:`_terms`, by one run of the program."""
         values = self.density.constrain(z)
         site_moments = self._site_moments(moments)
         local_noise: contextlib.AbstractContextManager = contextlib.nullcontext()

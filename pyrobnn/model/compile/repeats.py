@@ -38,7 +38,7 @@ from pyrobnn.model.torch_calls import Call, CallHandler
 
 #: what a node computes
 _Value: TypeAlias = Tensor | Sequence[Tensor]
-#: from a point (dim,) to a scalar
+#: from a point (dim,) to a tensor, a scalar or several numbers
 Function: TypeAlias = Callable[[Tensor], Tensor]
 #: calls of torch by a function from which on it repays to look at its operations
 _MANY_CALLS = 400
@@ -51,6 +51,8 @@ _MOST_LEFT = 0.5
 #: relative differences of values and gradients that are rounding, in units of the type
 _ROUNDING_UNITS = 1e3
 _SELECT = torch.ops.aten.select.int
+_ADD = torch.ops.aten.add.Tensor
+_SUBTRACT = torch.ops.aten.sub.Tensor
 
 
 def in_fewer_operations(function: Function, points: Tensor) -> Function:
@@ -60,7 +62,7 @@ def in_fewer_operations(function: Function, points: Tensor) -> Function:
     of the function up to rounding; they are compared at the ``points``, and where they differ the function stays.
 
     Args:
-        function: from a point (dim,) to a scalar; it draws no random numbers.
+        function: from a point (dim,) to a tensor, of any shape; it draws no random numbers.
         points: (point, dim), like those to come.
     """
     points = points.detach()
@@ -113,8 +115,8 @@ def _agree(function: Function, merged: Function, points: Tensor) -> bool:
     Points at which nothing is finite show nothing.
     """
     try:
-        slopes, values = torch.func.vmap(torch.func.grad_and_value(merged))(points)
-        expected_slopes, expected = torch.func.vmap(torch.func.grad_and_value(function))(points)
+        slopes, values = _slopes_and_values(merged, points)
+        expected_slopes, expected = _slopes_and_values(function, points)
     except RuntimeError:
         # no rule for batches, or no derivative
         return False
@@ -122,7 +124,23 @@ def _agree(function: Function, merged: Function, points: Tensor) -> bool:
     scale = expected_slopes.abs().amax(1, keepdim=True).nan_to_num(posinf=1.0) + 1.0
     alike = torch.isclose(slopes / scale, expected_slopes / scale, 0.0, tolerance, equal_nan=True)
     same_values = torch.isclose(values, expected, tolerance, equal_nan=True)
-    return bool(expected.isfinite().any() & alike.all() & same_values.all())
+    finite = expected.reshape(len(points), -1).isfinite().all(1)
+    return bool(finite.any() & alike.all() & same_values.all())
+
+
+def _slopes_and_values(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
+    """At points (point, dim): the gradients (point, dim) of the sum of its numbers, each with a weight of its own.
+
+    And the values themselves, (point, …).
+    """
+
+    def weighted_sum(point: Tensor) -> tuple[Tensor, Tensor]:
+        value = function(point)
+        weights = torch.arange(1, value.numel() + 1, dtype=value.dtype, device=value.device)
+        return (value.reshape(-1) * weights).sum(), value
+
+    slopes, values = torch.func.vmap(torch.func.grad(weighted_sum, has_aux=True))(points)
+    return slopes, values
 
 
 class _Merged:
@@ -170,6 +188,7 @@ class _Merged:
         _check(graph)
         num_traced = sum(node.op == "call_function" for node in graph.graph.nodes)
         constants = _simplify(graph)
+        _gather_sums(graph, constants)
         varying = [
             node
             for node in graph.graph.nodes
@@ -188,6 +207,9 @@ class _Merged:
 
     def _step(self, nodes: list[Node]) -> _Step:
         first = nodes[0]
+        if len(nodes) == 1 and first.target is _total:
+            (terms,) = first.args
+            return _Sum(nodes, self._column(cast("list[Node]", terms)))
         if len(nodes) == 1:
             return _Alone(nodes)
         if first.target is _SELECT:
@@ -395,17 +417,37 @@ class _Together:
 
     def single_operands(self) -> list[Node]:
         """Nodes whose values are asked for one by one."""
-        operands: list[Node] = []
-        for column in self.columns:
-            if isinstance(column, _Same):
-                operands.append(column.node)
-            for piece in column.pieces if isinstance(column, _Joined) else [column]:
-                if isinstance(piece, _Stack):
-                    operands += piece.nodes
-        return operands
+        return [node for column in self.columns for node in _single_nodes(column)]
 
 
-_Step: TypeAlias = _Alone | _Selected | _Together
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """A sum of many terms."""
+
+    nodes: list[Node]
+    terms: _Column
+
+    def compute(self, run: _Run) -> Tensor:
+        (node,) = self.nodes
+        total = cast(Tensor, self.terms.value(run)).sum(0)
+        run.keep(node, total)
+        return total
+
+    def single_operands(self) -> list[Node]:
+        """Nodes whose values are asked for one by one."""
+        return _single_nodes(self.terms)
+
+
+def _single_nodes(column: _Column) -> list[Node]:
+    """The nodes of a column whose values are asked for one by one."""
+    nodes = [column.node] if isinstance(column, _Same) else []
+    for piece in column.pieces if isinstance(column, _Joined) else [column]:
+        if isinstance(piece, _Stack):
+            nodes += piece.nodes
+    return nodes
+
+
+_Step: TypeAlias = _Alone | _Selected | _Together | _Sum
 
 
 def _index(numbers: Sequence[int]) -> slice | Tensor:
@@ -501,6 +543,51 @@ def _simplify(graph: GraphModule) -> dict[Node, _Value]:
             args, options = map_arg((node.args, dict(node.kwargs)), constants.__getitem__)
             constants[node] = cast(Callable, node.target)(*args, **options)
     return constants
+
+
+def _total(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one shape."""
+    return torch.stack([*terms]).sum(0)
+
+
+def _gather_sums(graph: GraphModule, constants: Mapping[Node, _Value]) -> None:
+    """Let what is added one after the other be one sum, whose terms need not wait for each other."""
+    sums: dict[Node, list[Node]] = {}
+    for node in list(graph.graph.nodes):
+        if node in constants or not _is_sum(node):
+            continue
+        first, second = node.args
+        if node.target is _ADD and second in sums and first not in sums:
+            first, second = second, first
+        terms = [first]
+        if first in sums and len(first.users) == 1:
+            terms = sums.pop(first)
+        if node.target is _SUBTRACT:
+            with graph.graph.inserting_before(node):
+                negative = graph.graph.call_function(torch.ops.aten.neg.default, (second,))
+            negative.meta = dict(second.meta)
+            second = negative
+        sums[node] = [*terms, second]
+    for node, terms in sums.items():
+        if len(terms) >= _FEWEST:
+            with graph.graph.inserting_before(node):
+                total = graph.graph.call_function(_total, (terms,))
+            total.meta = dict(node.meta)
+            node.replace_all_uses_with(total)
+    graph.graph.eliminate_dead_code()
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether a node adds or subtracts two different tensors of its own shape and floating type."""
+    if node.target not in (_ADD, _SUBTRACT) or node.kwargs or len(set(node.args)) != 2:
+        return False
+    kinds = set()
+    for source in (node, *node.args):
+        meta: Any = source.meta.get("tensor_meta") if isinstance(source, Node) else None
+        if not hasattr(meta, "dtype") or not meta.dtype.is_floating_point:
+            return False
+        kinds.add((tuple(meta.shape), meta.dtype))
+    return len(kinds) == 1
 
 
 def _steps_of(nodes: Sequence[Node], constants: Mapping[Node, _Value]) -> list[list[Node]]:
