@@ -1,12 +1,14 @@
 """Which cases of a test run with the slow ones, by the CPU seconds that each took.
 
     make test ARGS="--cpu-seconds seconds.jsonl"
-    python tests/slow_cases.py seconds.jsonl
+    python tests/slow_cases.py slow.jsonl seconds.jsonl
 
-The second writes ``tests/slow_cases.txt``, which ``conftest.py`` reads. Of a test with several cases every run has all
-that take less than a third of a second, and of the others as many as take a second and a half together, at least one:
-which ones, the hash of their names draws, so that the cases of one law are others than those of the next. Pages of the
-docs and examples of docstrings are no cases of one law: all of them run.
+The second writes ``tests/slow_cases.txt``, which ``conftest.py`` reads. Of a case in several files the last counts;
+one in none of them, as those that were slow before, is run always again.
+
+Of a test with several cases every run has all that take less than a third of a second, and of the others as many as
+take a second together, at least one: which ones, the hash of their names draws, so that the cases of one law are others
+than those of the next. Pages of the docs and examples of docstrings are no cases of one law: all of them run.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import hashlib
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 LIST = Path(__file__).with_suffix(".txt")
@@ -22,7 +25,7 @@ LIST = Path(__file__).with_suffix(".txt")
 TEXTS = "tests/docs/"
 #: CPU seconds of a case that is always run, and of the longer cases of one test that are
 SHORT = 0.3
-BUDGET = 1.5
+BUDGET = 1.0
 
 
 def slow_cases(seconds: dict[str, float]) -> list[str]:
@@ -54,11 +57,14 @@ def listed() -> frozenset[str]:
     return frozenset(LIST.read_text().splitlines())
 
 
-def main(path: str) -> None:
-    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    slow = slow_cases({line["case"]: line["seconds"] for line in lines})
+def main(paths: Sequence[str]) -> None:
+    seconds = {}
+    for path in paths:
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        seconds |= {line["case"]: line["seconds"] for line in lines}
+    slow = slow_cases(seconds)
     LIST.write_text("".join(f"{name}\n" for name in slow))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

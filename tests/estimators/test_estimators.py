@@ -292,6 +292,7 @@ def test_a_verdict_that_was_asked_for_is_in_the_pickle_and_a_copy_can_still_judg
     assert judged.verdict_.status == verdict.status
 
 
+@pytest.mark.slow
 def test_an_unpickled_estimator_exports(table, fitted, tmp_path):
     again = pickle.loads(pickle.dumps(fitted))
     path = again.export(tmp_path / "net.pt2", num_draws=2)

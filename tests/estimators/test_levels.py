@@ -175,6 +175,7 @@ def test_classes_of_new_categories_are_as_unsure_as_categories_differ():
     assert model.sample_functions(x[:3], num_draws=7).shape == (7, 3, 2)
 
 
+@pytest.mark.slow
 def test_several_targets_have_effects_of_their_own():
     x, y = _table()
     targets = np.column_stack([y, np.random.default_rng(1).normal(size=len(y))])
@@ -260,6 +261,7 @@ def test_nodes_are_equally_likely_values_of_a_normal():
     )
 
 
+@pytest.mark.slow
 def test_an_exported_file_takes_effects_and_has_those_of_every_category(tmp_path):
     x, y = _table()
     model = pb.BNNRegressor(pb.Laplace(num_steps=200), **LINE).fit(x, y)

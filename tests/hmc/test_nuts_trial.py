@@ -61,6 +61,7 @@ def test_a_healthy_run_is_the_one_without_a_trial():
     assert "adapted" not in posterior.meta and posterior.meta["num_warmup"] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_given_warm_up_is_kept_to():
     method = pb.NUTS(num_warmup=60, num_chains=2, compile=False)
@@ -69,6 +70,7 @@ def test_a_given_warm_up_is_kept_to():
     assert posterior.meta["num_warmup"] == 60 and "adapted" not in posterior.meta
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_stopped_after_a_trial_goes_on_to_the_same_draws(tmp_path):
     """The raises and the next trial are in the checkpoint."""

@@ -108,6 +108,7 @@ def test_dropout_costs_at_most_half_more_than_a_plain_loop():
     assert of_fit(method, net, num_draws=5) <= 1.5 * of_loop(net)
 
 
+@pytest.mark.slow
 def test_swag_finds_its_rate_by_the_gradients_of_its_trial():
     net = residual_net()
     trained = copy.deepcopy(net)

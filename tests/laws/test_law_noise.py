@@ -426,6 +426,7 @@ def test_each_of_several_targets_keeps_its_best_path():
     assert float(posterior.draws["likelihood.scale"]) > 0.8 * float(targets.std())  # pure noise
 
 
+@pytest.mark.slow
 def test_an_impossible_parameter_on_a_path_is_named():
     class Broken(HomoskedasticGaussian):
         def distribution(self, f, params):

@@ -227,6 +227,7 @@ def test_exchanged_regressions_are_named_however_their_sites_are_written(kind):
     assert "'share'" in worst.evidence and "'noise'" not in worst.evidence
 
 
+@pytest.mark.slow
 def test_a_fit_of_two_regressions_whose_chains_have_exchanged_them_is_named():
     rng = np.random.default_rng(0)
     x = torch.linspace(-2.0, 2.0, 30)

@@ -97,6 +97,7 @@ def test_a_file_with_one_scale_for_all_outputs_is_read(tmp_path):
     torch.testing.assert_close(loaded.var, earlier.predict(x).var)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_moves")
 def test_errors_that_depend_on_each_other_are_seen_unless_the_model_has_them():
     x, y = two_outputs()

@@ -120,6 +120,7 @@ def test_updates_go_on_from_a_file_with_its_rows_or_those_given(fitted, tmp_path
         )
 
 
+@pytest.mark.slow
 def test_many_single_rows_do_not_drift():
     posterior = exact_draws()
     total = 0.0

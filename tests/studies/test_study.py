@@ -74,6 +74,7 @@ def test_an_approximation_is_refined_as_a_run_of_its_own(tmp_path):
         next(run_study(study, prepared, tmp_path, refine=0.0))
 
 
+@pytest.mark.slow
 def test_workers_run_the_methods_of_a_study_side_by_side(tmp_path):
     study = make_study(pb.data.sinusoid(num_data=30), hidden=[4])
     methods = {

@@ -372,6 +372,7 @@ def test_a_fit_by_batches_has_the_moments_of_all_rows(program, guide, options):
     assert all(map(torch.equal, before, ENCODER.parameters()))
 
 
+@pytest.mark.slow
 def test_a_loader_of_a_program_is_its_batches():
     loader = DataLoader(
         TensorDataset(torch.arange(N), Y),
@@ -627,6 +628,7 @@ def test_a_row_moves_at_its_visits_alone():
     )
 
 
+@pytest.mark.slow
 def test_what_rows_share_is_right_where_a_row_is_seen_at_every_twentieth_step():
     """Adam of all parameters at every step ended at a whole sd of the mean, and more."""
     num = 1000
