@@ -60,13 +60,19 @@ class ThisPython(AsyncKernelManager):
         )
 
 
-class ForSmoke(ThisPython):
-    """The same for short runs: small figures, and few moves of the chains beside an approximation."""
+#: few moves of the chains beside an approximation, draws for the ELBO and rounds of a search at its end
+SHORTER = (
+    "import pyrobnn.inference.point_methods as search, pyrobnn.inference.vi.elbo_value as elbo, "
+    "pyrobnn.posterior.invariance as moves; "
+    "moves._BUDGET = 0.1; elbo._MAX_ELBO_DRAWS = 256; "
+    "search._VALLEY_ROUNDS = search._ROUNDS_TO_REST = 2; del search, elbo, moves"
+)
 
-    options = [
-        "--InlineBackend.figure_format=png",
-        "--IPKernelApp.exec_lines=import pyrobnn.posterior.invariance as moves; moves._BUDGET = 0.1",
-    ]
+
+class ForSmoke(ThisPython):
+    """The same for short runs, with small figures."""
+
+    options = ["--InlineBackend.figure_format=png", f"--IPKernelApp.exec_lines={SHORTER}"]
 
 
 def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
