@@ -274,16 +274,7 @@ class _Course:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config = self._config
         z = self._prior(config.num_particles, self._run.seed)
-        density = self._problem.density
-        if config.capacity is not None:
-            density = padded(density, config.capacity, z)
-        self.compiled = batched(
-            evaluator(parts_of_own_data(density, z[:2])),
-            z,
-            config.compile,
-            calls=_CALLS,
-            say=self.watch.say,
-        )
+        self.compiled = self._gradient(z, _CALLS)
         tempering = Tempering(self.compiled.evaluate, config.max_leapfrogs, config.max_moves)
         self.reached = _Reached(tempering.start(z, config.num_islands, self._run.seed))
         self._stage.resume(self)
@@ -299,6 +290,20 @@ class _Course:
             self._weigh_modes(tempering)
         else:
             self._sample(tempering)
+
+    def _gradient(self, z: Tensor, calls: int) -> Batched:
+        """The tempered gradient of particles like ``z`` (particle, dim), for about so many calls."""
+        config = self._config
+        density = self._problem.density
+        if config.capacity is not None:
+            density = padded(density, config.capacity, z)
+        return batched(
+            evaluator(parts_of_own_data(density, z[:2])),
+            z,
+            config.compile,
+            calls=calls,
+            say=self.watch.say,
+        )
 
     def _prior(self, num: int, seed: int) -> Tensor:
         """Draws from the prior in unconstrained space (draw, dim)."""
@@ -399,6 +404,11 @@ class _Course:
 
     def _new_exchange(self) -> Exchange:
         config = self._config
+        if config.compile == "auto" and self.compiled.mode == "graph":
+            # the climb alone may have been too short to repay a compile
+            z = self._prior(config.num_particles, self._run.seed)
+            gradient = self._gradient(z, self._budget // config.num_particles)
+            self.compiled = gradient._replace(seconds=self.compiled.seconds + gradient.seconds)
         self._exchange = Exchange(
             self.compiled.evaluate,
             self._prior,

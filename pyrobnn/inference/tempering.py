@@ -158,7 +158,8 @@ def batched(
         beta[:size],
         *data,
         enabled=compile,
-        calls=calls,
+        # of compiled code, which takes so many of the particles at once
+        calls=None if calls is None else calls * math.ceil(len(z) / size),
         name="the model",
         say=say,
     )

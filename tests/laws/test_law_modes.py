@@ -13,8 +13,10 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn.core.findings import Finding
+from pyrobnn.inference import smc
 from pyrobnn.inference.exchange import Estimate, bennett
 from pyrobnn.inference.smc import Signs, Weighing, error_of_families
+from pyrobnn.inference.tempering import batched
 
 #: the most nats that a stated error may have, to be one
 MOST = 1.0
@@ -136,6 +138,25 @@ def test_one_mode_costs_no_exchange():
         <= 3.0 * posterior.meta["log_evidence_error"] + 0.05
     )
     assert "exchange" not in posterior.meta and not Signs(**posterior.meta["signs_of_modes"]).parted
+
+
+def test_the_ladders_have_a_forecast_of_their_own(monkeypatch):
+    """They take thirty times the gradients of the climb, which may be too short to repay a compile."""
+    forecast_calls = []
+
+    def interpreted(evaluate, z, compile, *, calls, say):
+        forecast_calls.append(calls)
+        return batched(evaluate, z, False, calls=calls, say=say)
+
+    monkeypatch.setattr(smc, "batched", interpreted)
+    monkeypatch.setattr(smc, "_ADAPTATION_STEPS", 4)
+    monkeypatch.setattr(smc.Signs, "parted", property(lambda signs: True))
+    with warnings.catch_warnings(action="ignore"):
+        posterior = pb.SMC(num_particles=24, num_islands=2).fit(pair(2.0, 2, 0.5), num_draws=60)
+    assert "exchange" in posterior.meta and len(forecast_calls) == 2
+    # what the climb took, for all particles at once, is a whole number of their gradients
+    of_climb, of_ladders = forecast_calls
+    assert of_climb == smc._CALLS and of_ladders % smc._BUDGET == 0
 
 
 def test_each_sign_of_modes_is_enough():
