@@ -346,6 +346,11 @@ DRAWS: _Sentences = {
         "the Hessian is not positive definite (lowest curvature {lowest:.3g}), so {added:.3g} was added to it: the "
         "standard deviations are not those of the posterior. Find a better mode, or use curvature='ggn'"
     ),
+    "hessian_indefinite_of_program": (
+        "the Hessian is not positive definite (lowest curvature {lowest:.3g}), so {added:.3g} was added to it: the "
+        "standard deviations are not those of the posterior. The search may have ended where the joint density has no "
+        "mode, as in a hierarchy whose scale goes to zero: use NUTS, or give the scale a prior that keeps it from zero"
+    ),
     "draws_unresolved": (
         "{count} of {total} weights are the same in all draws: {dtype} does not resolve so narrow a posterior. Use a "
         "larger noise, or a float64 net (net.double())"

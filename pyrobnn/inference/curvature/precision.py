@@ -82,7 +82,7 @@ def hessian_precision(centre: Centre, structure: str) -> Precision:
         name.startswith(NET) for name in centre.names
     )
     jacobian = centre.jacobian() if has_weights else None
-    return Precision(centre, [block], jacobian, damping.added, damping.notes)
+    return Precision(centre, [block], jacobian, damping.added, damping.notes(centre.density))
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +180,7 @@ def ggn_precision(centre: Centre, weights: WeightCurvature, tuned: Tuned | None)
         noise_block, noise_damping = hessian_block(centre, noise, "full")
         blocks = [*blocks, noise_block]
         damping = max(damping, noise_damping.added)
-        notes += noise_damping.notes
+        notes += noise_damping.notes(centre.density)
     has_evidence = factors.held_out is None or not factors.at_bound
     return Precision(
         centre,
@@ -223,12 +223,12 @@ class _Damping:
         # the worst direction has its own curvature with the right sign, or what float64 can resolve
         return cls(lowest, -lowest + max(abs(lowest), 1e-8 * abs(highest), 1e-12))
 
-    @property
-    def notes(self) -> list[Finding]:
-        """That the Hessian had to be damped."""
+    def notes(self, density: Density) -> list[Finding]:
+        """That the Hessian of a net's density, or of a program's, had to be damped."""
         if not self.added:
             return []
-        return [Finding("hessian_indefinite", {"lowest": self.lowest, "added": self.added})]
+        code = "hessian_indefinite_of_program" if density.owner is None else "hessian_indefinite"
+        return [Finding(code, {"lowest": self.lowest, "added": self.added})]
 
 
 def hessian_block(centre: Centre, names: Sequence[str], structure: str) -> tuple[Block, _Damping]:
@@ -237,17 +237,38 @@ def hessian_block(centre: Centre, names: Sequence[str], structure: str) -> tuple
     index = coordinates_of(sites, centre.mode.device)
     damping = _Damping()
     if structure == "diag":
-        diagonal = check_finite(hessian_diagonal(centre.density, centre.mode, index))
+        diagonal = hessian_diagonal(centre.density, centre.mode, index)
+        _check_hessian(centre, index, diagonal)
         if not bool((diagonal > 0).all()):
             damping = _Damping.of(diagonal)
         return DiagBlock(index, diagonal + damping.added), damping
-    matrix = check_finite(hessian(centre.density, centre.mode, index))
+    matrix = hessian(centre.density, centre.mode, index)
+    _check_hessian(centre, index, matrix)
     factor, info = torch.linalg.cholesky_ex(matrix)
     if int(info):
         damping = _Damping.of(torch.linalg.eigvalsh(matrix))
         matrix.diagonal().add_(damping.added)
         factor = torch.linalg.cholesky(matrix)
     return DenseBlock(index, factor), damping
+
+
+def _check_hessian(centre: Centre, index: Tensor, curvature: Tensor) -> None:
+    """Refuse a Hessian (p, p) in coordinates ``index`` (p,), or its diagonal (p,), that is not finite."""
+    if centre.density.owner is not None:
+        check_finite(curvature)
+        return
+    rows = curvature.isfinite().reshape(len(index), -1).all(1)
+    if bool(rows.all()):
+        return
+    names = dict.fromkeys(
+        centre.density.site_of(int(place)) for place in index[~rows.to(index.device)]
+    )
+    shown = ", ".join(map(repr, [*names][:3])) + (", …" if len(names) > 3 else "")
+    raise Refused(
+        f"the curvature of the log joint is not finite in {shown}, where the search for its mode ended: a scale may "
+        "have gone to zero there, as the scale of a hierarchy does whose joint density grows without bound. Use NUTS, "
+        "or give the scale a prior that keeps it from zero"
+    )
 
 
 @torch.no_grad()
