@@ -214,10 +214,11 @@ def _sites_beside_posterior(
     worst_factor: float = 1.0,
     **_: Value,
 ) -> str:
+    fault = _beside(status, 1.0 / inverse, shift, worst_shift, worst_factor, "value")
     return (
         "Compared with the posterior, which short chains from these draws have reached, the sd of {region} is "
-        f"{1.0 / inverse:.2f} times as large and its mean is {shift:.2f} sd away (1 and 0 expected; of many "
-        f"values medians){_beside(status, 1.0 / inverse, shift, worst_shift, worst_factor, 'value')}."
+        f"{1.0 / inverse:.2f} times as large and its mean is {shift:.2f} sd away (1 and 0 expected; medians where it "
+        f"has many values){fault}."
     )
 
 
