@@ -114,7 +114,7 @@ class StepSize:
         self.looks: set[int] = set()
         if self.chooses:
             self.looks = {self.num_warmup * look // 10 for look in range(10)}
-        num_products = _FIRST_PRODUCTS + _LATER_PRODUCTS * (len(self.looks) - 1)
+        num_products = _FIRST_PRODUCTS + _LATER_PRODUCTS * len(self.looks)
         self.hessian_products = HessianProducts(problem, num_products)
 
     def begin(self, state: State) -> Choice:
