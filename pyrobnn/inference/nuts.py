@@ -369,6 +369,7 @@ class NUTS(Method):
             Run.sample,
             num_draws=run.num_draws,
             look=hooks.look,
+            pause=hooks.pause,
             enough=hooks.enough,
             save=save,
         )

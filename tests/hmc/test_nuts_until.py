@@ -18,6 +18,7 @@ import pyrobnn as pb
 from pyrobnn.inference.hmc import stepper
 from pyrobnn.inference.hmc.chain_convergence import check_convergence
 from pyrobnn.inference.hmc.hooks import MOST_DRAWS
+from pyrobnn.inference.hmc.run import Run
 
 #: two leapfrogs a draw: the machine is Python here
 UNTIL = {"num_chains": 4, "num_warmup": 30, "trajectory": 2, "until": "converged", "compile": False}
@@ -60,6 +61,29 @@ def test_the_bar_says_how_far_it_is(monkeypatch):
     pb.NUTS(**UNTIL).fit(easy, seed=1, progress=True)
     looks = [words for words in said if "until converged" in words]
     assert looks and re.search(r"R-hat \d\.\d{3} of 1\.01, ESS \d+ of 400", looks[0])
+
+
+def test_a_bar_looks_at_a_run_now_and_then_and_changes_nothing(monkeypatch):
+    looks = []
+    look = Run._progress
+
+    def counted(self, chains, count, num_draws):
+        looks.append(chains.total_steps)
+        return look(self, chains, count, num_draws)
+
+    monkeypatch.setattr(Run, "_progress", counted)
+    monkeypatch.setattr("pyrobnn.inference.hmc.hooks._PAUSE", 1e6)
+    config = pb.NUTS(**UNTIL | {"until": None})
+    options = {"seed": 1, "num_draws": 60}
+    with_bar = config.fit(easy, progress=True, **options)
+    leapfrogs = with_bar.meta["num_gradients"] // 4
+    assert looks == [0, leapfrogs]  # before the first, and at the end
+    alone = config.fit(easy, **options)
+    assert len(looks) == 2
+    seen = config.fit(easy, callbacks=[lambda step, metrics: False], **options)
+    assert len(looks) - 2 == 1 + leapfrogs // 16  # callbacks do not depend on a clock
+    for other in (with_bar, seen):
+        assert all(torch.equal(other.draws[site], alone.draws[site]) for site in alone.draws)
 
 
 @pytest.mark.slow

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from pyrobnn.inference.nuts import NUTS
     from pyrobnn.posterior import Posterior
 
+#: seconds between two looks at a run that only a bar or a clock follows, and of the time that it may take the share: a
+#: look costs as much as some leapfrogs
+_PAUSE = 0.05
+_PAUSE_SHARE = 0.01
 #: draws per chain up to which a run that waits for convergence goes on
 MOST_DRAWS = 10_000
 
@@ -48,6 +52,10 @@ class Hooks:
         self._halfway = 0.0
         self.enough = None if config.until is None else self._enough
         self.look = self._look if self.watch.active or config.max_seconds else None
+        # what callbacks see, and what ranks do together, does not depend on a clock
+        self.pause = 0.0
+        if not run.callbacks and shares is None:
+            self.pause = min(_PAUSE, _PAUSE_SHARE * (config.max_seconds or float("inf")))
         if shares is not None:
             self.look = self._look_together
 

@@ -95,11 +95,35 @@ _Look = Callable[[Progress], bool]
 _Enough = Callable[[Draws], bool]
 
 
+class _Looks:
+    """The looks of the host at the chains, with a pause of so many seconds between them.
+
+    Attributes: ``wanted``, whether there are any.
+    """
+
+    def __init__(self, look: _Look | None, pause: float) -> None:
+        self.wanted = look is not None
+        self._look = look
+        self._pause = pause
+        self._next = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for the next one."""
+        return self.wanted and time.monotonic() >= self._next
+
+    def __call__(self, progress: Progress) -> bool:
+        """Whether the run is to end, as the host says."""
+        answer = self._look is not None and self._look(progress)
+        self._next = time.monotonic() + self._pause
+        return answer
+
+
 class _Host(NamedTuple):
     """How many draws are wanted, and who looks at the chains on the way."""
 
     num_draws: int
-    look: _Look | None
+    looks: _Looks
     enough: _Enough | None
 
 
@@ -203,6 +227,7 @@ class Run:
         num_draws: int,
         *,
         look: _Look | None = None,
+        pause: float = 0.0,
         enough: _Enough | None = None,
         save: Saving | None = None,
     ) -> Draws:
@@ -211,6 +236,7 @@ class Run:
         Args:
             look: called now and then with a :class:`Progress`; True stops the run at the draws that every chain has,
                 and in the warm-up begins them.
+            pause: seconds between two looks, at least, except before the last one.
             enough: called with the draws so far at growing lengths; True stops.
             save: where checkpoints are written, now and then; Ctrl-C writes one at once.
 
@@ -218,13 +244,14 @@ class Run:
             KeyboardInterrupt: Ctrl-C before every chain had a draw; later it ends the run with the draws it has.
             PrecisionLoss: the floats are too coarse for the positions.
         """
-        host = _Host(num_draws, look, enough)
+        looks = _Looks(look, pause)
+        host = _Host(num_draws, looks, enough)
         interrupts = DelayedInterrupt()
         saved = time.monotonic()
         try:
             with interrupts, threads_by_need():
-                if look is not None:
-                    look(self._progress(chains, chains.ready, num_draws))
+                if looks.wanted:
+                    looks(self._progress(chains, chains.ready, num_draws))
                 while True:
                     with interrupts.changing():
                         chains = self.step(chains, stepper)
@@ -266,10 +293,11 @@ class Run:
         host: _Host,
     ) -> tuple[Chains, bool]:
         """The chains after the host has looked at them, and whether there are draws enough."""
-        if host.look is not None:
-            chains = chains.stored()
         count = _mean_count(chains) if chains.warming_up else chains.ready
-        stop = host.look is not None and host.look(self._progress(chains, count, host.num_draws))
+        stop = False
+        if host.looks.due or (host.looks.wanted and chains.ready == host.num_draws):
+            chains = chains.stored()
+            stop = host.looks(self._progress(chains, count, host.num_draws))
         if chains.warming_up:
             return (_cut_short(chains, count) if stop else chains), False
         if self.on_trial and not stop and chains.next_trial <= count <= host.num_draws // 2:
