@@ -5,15 +5,17 @@
     python scripts/run_notebooks.py --smoke              short runs of copies; nothing is written
 
 A notebook reads the environment variable ``PYROBNN_SMOKE``: with ``1`` it takes few steps and few draws. The notebooks
-run one after the other in a kernel of the Python that runs this script; the first failure of each is reported with its
-cell, and the exit status is 1 if there was any. Figures have twice the resolution at which they are shown. Those of
-cells tagged ``gallery`` are the pictures of ``docs/methods.md``.
+run one after the other, each in a kernel of the Python that runs this script; short runs share one, which is cleared
+between them. The first failure of each is reported with its cell, and the exit status is 1 if there was any. Figures
+have twice the resolution at which they are shown. Those of cells tagged ``gallery`` are the pictures of
+``docs/methods.md``.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import os
 import sys
 import time
@@ -69,6 +71,15 @@ SHORTER = (
 )
 
 
+#: what leaves nothing of a notebook to the next one in its kernel
+CLEARED = """%reset -f
+import matplotlib.pyplot, pyro
+matplotlib.pyplot.close("all")
+matplotlib.rcdefaults()
+pyro.clear_param_store()
+%reset -f"""
+
+
 class ForSmoke(ThisPython):
     """The same for short runs, with small figures."""
 
@@ -87,31 +98,84 @@ def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
     return [path for path in notebooks if not stems or path.stem.startswith(tuple(stems))]
 
 
-def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookNode:
-    """A copy of the notebook, run in its folder by a fresh kernel; a cell that fails or takes too long is named."""
+class Kernel:
+    """Runs notebooks of one folder: each in a kernel of its own, or in short runs one after the other in the same.
+
+    Args:
+        smoke: whether the runs are short.
+        timeout: seconds that a single cell may take.
+    """
+
+    def __init__(self, smoke: bool, timeout: int) -> None:
+        self.smoke = smoke
+        self.timeout = timeout
+        self._client: NotebookClient | None = None
+
+    def run(self, notebook: NotebookNode, path: Path) -> None:
+        """Execute the notebook in the folder of ``path``; RuntimeError names a cell that fails or takes too long."""
+        client = self._client
+        if client is None:
+            client = self._client = self._new_client(path.parent)
+        else:
+            clearing = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CLEARED)])
+            self._execute(client, clearing)
+        reached = [0]
+        client.on_cell_start = lambda cell, cell_index: reached.__setitem__(0, cell_index)
+        try:
+            self._execute(client, notebook)
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            self.close()
+            first_line = notebook.cells[reached[0]].source.strip().partition("\n")[0]
+            raise RuntimeError(f"{path.name}, cell {reached[0]} ({first_line}): {error}") from error
+        if not self.smoke:
+            self.close()
+
+    def close(self) -> None:
+        """End the kernel; the next notebook has a new one."""
+        if self._client is not None:
+            with contextlib.suppress(DeadKernelError):
+                self._execute(self._client, nbformat.v4.new_notebook(), cleanup_kc=True)
+        self._client = None
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _execute(
+        self,
+        client: NotebookClient,
+        notebook: NotebookNode,
+        *,
+        cleanup_kc: bool = False,
+    ) -> None:
+        # the inline back end is asked for by name: another one in the user's environment would leave no figures
+        backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+        environment = os.environ | backend | {SMOKE: str(int(self.smoke))}
+        client.nb = notebook
+        client.execute(env=environment, cleanup_kc=cleanup_kc)
+
+    def _new_client(self, folder: Path) -> NotebookClient:
+        return NotebookClient(
+            nbformat.v4.new_notebook(),
+            timeout=self.timeout,
+            kernel_manager_class=ForSmoke if self.smoke else ThisPython,
+            resources={"metadata": {"path": str(folder)}},
+            # time stamps would change the file at every run
+            record_timing=False,
+        )
+
+
+def execute(path: Path, kernel: Kernel) -> NotebookNode:
+    """A copy of the notebook, run in its folder; RuntimeError names a cell that fails or takes too long."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
             cell.execution_count = None
-    # the inline back end is asked for by name: another one in the user's environment would leave no figures
-    backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-    reached = [0]
-    client = NotebookClient(
-        notebook,
-        timeout=timeout,
-        kernel_manager_class=ForSmoke if smoke else ThisPython,
-        resources={"metadata": {"path": str(path.parent)}},
-        on_cell_start=lambda cell, cell_index: reached.__setitem__(0, cell_index),
-        # time stamps would change the file at every run
-        record_timing=False,
-    )
-    try:
-        client.execute(env=os.environ | backend | {SMOKE: str(int(smoke))})
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        first_line = notebook.cells[reached[0]].source.strip().partition("\n")[0]
-        raise RuntimeError(f"{path.name}, cell {reached[0]} ({first_line}): {error}") from error
-    if not smoke:
+    kernel.run(notebook, path)
+    if not kernel.smoke:
         for picture in pictures(notebook):
             png = in_palette(base64.b64decode(picture["image/png"]))
             picture["image/png"] = base64.b64encode(png).decode()
@@ -170,26 +234,23 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     failed = []
-    for path in paths:
-        started = time.perf_counter()
-        try:
-            notebook = execute(
-                path,
-                smoke=options.smoke,
-                timeout=options.timeout,
-            )
-        except RuntimeError as error:
-            failed.append(path.name)
-            print(
-                f"FAILED {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-            continue
-        if not options.smoke:
-            nbformat.write(notebook, path)
-            write_gallery(path, notebook)
-        print(f"{path.name}: {time.perf_counter() - started:.0f} s", flush=True)
+    with Kernel(options.smoke, options.timeout) as kernel:
+        for path in paths:
+            started = time.perf_counter()
+            try:
+                notebook = execute(path, kernel)
+            except RuntimeError as error:
+                failed.append(path.name)
+                print(
+                    f"FAILED {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                continue
+            if not options.smoke:
+                nbformat.write(notebook, path)
+                write_gallery(path, notebook)
+            print(f"{path.name}: {time.perf_counter() - started:.0f} s", flush=True)
     if failed:
         print(
             f"{len(failed)} of {len(paths)} notebooks failed: {', '.join(failed)}", file=sys.stderr

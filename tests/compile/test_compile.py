@@ -222,9 +222,7 @@ VIEWS = {
 @pytest.mark.parametrize(
     ("name", "enabled"),
     [
-        pytest.param(
-            name, enabled, marks=SLOW if enabled is True and name != "some columns" else ()
-        )
+        pytest.param(name, enabled, marks=SLOW if enabled is True else ())
         for name in VIEWS
         for enabled in (True, "trace")
     ],

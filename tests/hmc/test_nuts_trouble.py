@@ -286,6 +286,7 @@ def killed_run(path, num_draws=100):
     return config.fit(simple, num_draws=num_draws, checkpoint=path)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_draws(tmp_path):
     path = tmp_path / "run.ckpt"
     code = RUN.format(tests=str(Path(__file__).parents[1]), path=str(path))

@@ -267,7 +267,9 @@ def draws_of_whole_script(tmp_path_factory) -> dict[str, torch.Tensor]:
     return torch.load(folder / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_a_process_that_is_ended_goes_on(number, tmp_path, draws_of_whole_script):
     assert run_script(tmp_path, "none", number) == -number
     assert (tmp_path / "run").exists() and not (tmp_path / "none").exists()

@@ -309,6 +309,7 @@ def beta_by_mean_and_sd(x=None, y=None):
         pyro.sample("k", dist.Binomial(10, p), obs=COUNTS)
 
 
+@pytest.mark.slow
 def test_compiled_and_eager_densities_are_the_same():
     density = Density(beta_by_mean_and_sd, (None, None))
     points = density.sample_box(40, seed=0)

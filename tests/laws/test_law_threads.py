@@ -661,7 +661,7 @@ def test_small_steps_are_computed_in_one_thread(name):
 @pytest.mark.usefixtures("three_threads")
 def test_large_steps_are_computed_in_all_threads():
     threads = Threads()
-    pb.MLE(num_steps=20, compile=False).fit(wide_net(400), *toy(40), callbacks=[threads])
+    pb.MLE(num_steps=3, compile=False).fit(wide_net(400), *toy(40), callbacks=[threads])
     assert set(threads.here) == {3}
 
 

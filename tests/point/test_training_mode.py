@@ -111,6 +111,7 @@ def test_free_noise_in_training_mode(name, layer):
     assert bool(torch.isfinite(posterior.predict(X).mean).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["map", "ensemble"])
 def test_compiled_is_eager_with_batch_statistics(name):
     from dataclasses import replace

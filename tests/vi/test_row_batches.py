@@ -394,9 +394,10 @@ def test_a_loader_of_a_program_is_its_batches():
     ("program", "guide", "options"),
     [
         (given, Amortised, {"batch_size": B}),
-        pytest.param(drawing, AutoNormal, {}, marks=pytest.mark.slow),
+        (drawing, AutoNormal, {}),
     ],
 )
+@pytest.mark.slow
 def test_a_compiled_step_is_the_one_that_is_not(program, guide, options):
     losses = []
     for compile_ in (False, True):
