@@ -332,7 +332,18 @@ def _check_labels(method_words: Mapping[str, Sequence[str]], methods: NamedMetho
     """ValueError where options are of a method that is not run."""
     for label, words in method_words.items():
         if label not in methods:
-            raise ValueError(f"unrecognized arguments: {words[0]}: name the method in --methods")
+            raise ValueError(
+                f"unrecognized arguments: {words[0]}: {_why_no_label(label, words[0], methods)}"
+            )
+
+
+def _why_no_label(label: str, word: str, methods: NamedMethods) -> str:
+    """What to do about an option that begins with the name of no method that runs."""
+    if label in METHODS:
+        return f"{label} is not among the methods that run, {', '.join(methods)}"
+    option = word.partition(".")[2]
+    written = " or ".join(f"--{name}.{option}" for name in methods)
+    return f"an option of a method begins with its name, as in {written}"
 
 
 def _without_quick_options(methods: NamedMethods) -> NamedMethods:
