@@ -42,10 +42,15 @@ def check_type(
 ) -> _Value:
     """Return ``value`` if it is a ``wanted``, a type or several; else a TypeError that says so in ``words``."""
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted in (Integral, Real)):
-        raise TypeError(
-            f"'{name}' must be {words}, got {reprlib.repr(value)} of type {type(value).__name__}"
-        )
+        raise TypeError(f"'{name}' must be {words}, got {_described(value)}")
     return value
+
+
+def _described(value: object) -> str:
+    """A wrong argument in words; of a class where one of its objects is wanted, how that is made."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself: write {value.__name__}(…)"
+    return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 def check_count(name: str, value: int | Integral, minimum: int = 1) -> int:

@@ -13,7 +13,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.core.checks import Refused, as_tensor, check_cast, check_finite
+from pyrobnn.core.checks import Refused, as_tensor, check_cast, check_finite, check_type
 from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.private_pyro import given
 from pyrobnn.core.seeding import kept, seeded
@@ -94,12 +94,9 @@ class BNN:
         *,
         standardizer: Standardizer | None = None,
     ):
-        kinds: dict[str, tuple[Any, type]] = {"net": (net, nn.Module), "prior": (prior, Prior)}
-        for name, (value, kind) in (kinds | {"likelihood": (likelihood, Likelihood)}).items():
-            if not isinstance(value, kind):
-                expected = f"{kind.__module__}.{kind.__name__}"
-                actual = f"{type(value).__module__}.{type(value).__name__}"
-                raise TypeError(f"{name!r} must be a {expected}, got {actual}")
+        check_type("net", net, nn.Module, "a torch.nn.Module")
+        check_type("prior", prior, Prior, "a tyxe.priors.Prior, such as pb.priors.FanInNormal()")
+        check_type("likelihood", likelihood, Likelihood, "one of pb.likelihoods")
         refuse_unfit(net)
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         bare_net = net.net if isinstance(net, Exposed) else net

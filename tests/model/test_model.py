@@ -140,6 +140,8 @@ def test_wrong_arguments_are_named():
         pb.BNN(lambda x: x, normal_prior(), likelihood)
     with pytest.raises(TypeError, match="'prior' must be"):
         pb.BNN(toy_net(), dist.Normal(0.0, 1.0), likelihood)
+    with pytest.raises(TypeError, match=r"the class FanInNormal itself: write FanInNormal\(…\)$"):
+        pb.BNN(toy_net(), pb.priors.FanInNormal, likelihood)
     with pytest.raises(TypeError, match="'likelihood' must be"):
         pb.BNN(toy_net(), normal_prior(), dist.Normal(0.0, 1.0))
     with pytest.raises(TypeError, match="must be a distribution of pyro"):
