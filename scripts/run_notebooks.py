@@ -162,6 +162,7 @@ class Kernel:
             timeout=self.timeout,
             kernel_manager_class=ForSmoke if self.smoke else ThisPython,
             resources={"metadata": {"path": str(folder)}},
+            shutdown_kernel="immediate",
             # time stamps would change the file at every run
             record_timing=False,
         )
