@@ -33,7 +33,13 @@ UNANSWERED = (
     "factor_only",
     "no_data_stored",
 )
-_NOTHING_SEEN = (*_NOTHING_THERE, *UNANSWERED, "linearized_only", "conditional_only")
+_NOTHING_SEEN = (
+    *_NOTHING_THERE,
+    *UNANSWERED,
+    "linearized_only",
+    "conditional_only",
+    "moves_short",
+)
 
 
 @dataclass(frozen=True)

@@ -276,6 +276,16 @@ def test_chains_that_have_not_arrived_accuse_and_never_acquit(factor, status):
     assert found.status == status, found.evidence
 
 
+def test_draws_whose_chains_have_not_arrived_are_not_checked_for_that_reason():
+    """It was said that too little was stored, or that the net had been compared as linearised alone."""
+    tree = short_of_arrival(1.0, 0.5, 0).tree
+    tree.attrs |= {"iid": 1, "claim": "exact"}
+    verdict = diagnose(tree)
+    assert not verdict.checked("draws") and verdict.draws == "warn", verdict.to_json()
+    assert verdict.worst("draws").code == "moves_short"
+    assert "short chains" in verdict.summary and "posterior.refine()" in verdict.action
+
+
 def short_of_arrival(factor, memory, seed, num_points=12):
     """A tree of draws `factor` times as wide as a standard normal, and chains on their way from a dozen of them."""
     rng = np.random.default_rng(seed)

@@ -257,7 +257,7 @@ def test_without_a_mode_the_guide_begins_at_the_net(error, scale, monkeypatch):
 
 
 def test_noise_under_a_prior_with_density_at_zero_does_not_vanish_where_a_net_passes_through_every_row():
-    """A half-normal does not bound the joint density, and a guide that began there ended millions of nats below others."""
+    """A half-normal does not bound the joint density, and a guide that began there ended millions of nats too low."""
     generator = torch.Generator().manual_seed(9)
     x = torch.randn(15, 3, generator=generator)
     y = x[:, :1] - x[:, 1:2] * x[:, 2:] + 0.3 * torch.randn(15, 1, generator=generator)

@@ -20,8 +20,8 @@ from pyrobnn.model.likelihoods.base import SCALE, HeldScale
 LEVELS = (0.1, 0.05, 0.2, 0.4)
 #: share of the steps for which a continuation holds the noise
 HELD_SHARE = 0.5
-#: of the targets' standard deviation: a smaller noise, of a net that may pass through every row, is the way to a density
-#: without bound, also under a prior that has density at zero, as a half-normal has
+#: of the targets' standard deviation: a smaller noise, of a net that may pass through every row, is the way to a
+#: density without bound, also under a prior that has density at zero, as a half-normal has
 _COLLAPSED = 0.01
 
 
