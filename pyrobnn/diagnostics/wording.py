@@ -627,6 +627,10 @@ _OPENINGS = {
 }
 
 
+#: before a fault of the model that was seen by draws which fail
+BY_DRAWS = "judged by these draws,"
+
+
 def opening(question: str, answer: str, fault: str) -> str:
     """The answer to a question of a verdict, and the worst fault that was found, or why nothing was checked."""
     text = _OPENINGS[question][answer]

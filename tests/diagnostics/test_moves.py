@@ -332,7 +332,7 @@ def test_the_worst_region_decides_by_name():
 
 
 def test_a_small_net_is_held_against_its_own_posterior():
-    """An ensemble whose members are nearly one net is found too narrow; a linearised net is named."""
+    """An ensemble whose members are nearly one net is too narrow, half a net too wide; a linearised net is named."""
     x = torch.linspace(-1.5, 1.5, 20)[:, None]
     y = 0.8 * x + 0.3 * torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
     noise = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
@@ -341,9 +341,16 @@ def test_a_small_net_is_held_against_its_own_posterior():
         warnings.simplefilter("ignore")
         ensemble = pb.DeepEnsemble(num_members=5, num_steps=300, compile=False).fit(model, x, y)
         laplace = pb.Laplace(num_steps=300, compile=False).fit(model, x, y)
-    narrow = ensemble.diagnose()
-    found = find(narrow, "function_moves")
-    assert narrow.draws == "fail" and found.value < 0.5, found.evidence
+        dropout = pb.MCDropout(p=0.5, num_steps=300, compile=False).fit(model, x, y)
+    for posterior, sign in ((ensemble, -1.0), (dropout, 1.0)):
+        verdict = posterior.diagnose()
+        found = find(verdict, "function_moves")
+        assert verdict.draws == "fail" and sign * np.log(found.value) > np.log(1.5), found.evidence
+        # it was also said that nothing can test draws without a density
+        tree = posterior.to_datatree(x, y)
+        tree[MOVED] = tree[MOVED].to_dataset().assign(arrived=0)
+        for claim in (find(verdict, "claim"), find(diagnose(tree), "claim")):
+            assert claim is None or claim.code == "one_point"
     found = find(laplace.diagnose(), "function_moves")
     assert (
         "the linearised net" in found.evidence and "posterior of the net itself" in found.evidence
