@@ -82,14 +82,28 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
     return limits(RHAT_LIMITS[0], 5e-3), limits(RHAT_LIMITS[1], 1e-4)
 
 
-def _autocorrelation_times(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """How many draws of each quantity, (chain, draw) each, are worth an independent one, (quantity,)."""
-    # about each chain's own mean: chains which disagree are not taken for slow ones
+def _limit_of_slow_chains(evidence: Evidence, quantity: int) -> float:
+    """The R-hat of this quantity that chains around one mean have as they move within themselves, however slowly."""
+    columns = list(quantities(evidence).values())
+    num_chains, num_draws = columns[quantity].shape
+    time = float(_times_within_chains([columns[quantity]])[0])
+    return rhat_limit(num_chains, num_draws, time, len(columns), 5e-3)
+
+
+def _times_within_chains(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """The autocorrelation time (quantity,) of quantities (chain, draw) about each chain's own mean.
+
+    Chains which disagree are thereby not taken for slow ones.
+    """
     centred = [draws - draws.mean(axis=1, keepdims=True) for draws in columns]
     sizes = ess(np.stack(centred))
-    num_draws = columns[0].size
-    longest = max(1.0, num_draws / ENOUGH_DRAWS)
-    times = num_draws / np.where(np.isfinite(sizes), sizes, 1.0)
+    return columns[0].size / np.where(np.isfinite(sizes), sizes, 1.0)
+
+
+def _autocorrelation_times(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """How many draws of each quantity, (chain, draw) each, are worth an independent one, (quantity,)."""
+    longest = max(1.0, columns[0].size / ENOUGH_DRAWS)
+    times = _times_within_chains(columns)
     # each is known roughly, and the shortest of many are those that came out too short
     return np.clip(np.maximum(times, np.median(times)), 1.0, longest)
 
@@ -125,8 +139,8 @@ def largest_rhat(evidence: Evidence, _: Limits) -> Found | None:
         numbers |= {"sites": sites, "after": relabelled.after}
         return Found(status, value, "labels_switched", numbers, limit)
     is_short = float(estimates.table["ess_bulk"].min()) < ENOUGH_DRAWS
-    code = "chains_slow" if status == "warn" and is_short else "chains_disagree"
-    return Found(status, value, code, numbers, limit)
+    is_slow = is_short and (status == "warn" or value <= _limit_of_slow_chains(evidence, worst))
+    return Found(status, value, "chains_slow" if is_slow else "chains_disagree", numbers, limit)
 
 
 def _rhats(evidence: Evidence, estimates: Convergence) -> np.ndarray:

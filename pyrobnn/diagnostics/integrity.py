@@ -173,11 +173,17 @@ def claim(evidence: Evidence, limits: Limits) -> Found | None:
     effective = _effective_parameters(evidence)
     if effective is not None and effective < fewest_parameters:
         return Found("warn", effective, "one_point", numbers)
-    if evidence.values(MOVED, "arrived"):
+    if _held_against_chains(evidence):
         return None
     # what was fitted by its density was cut short where that is missing, or the tree is another's
     code = "density_missing" if evidence.claim == "approximate" else "no_density"
     return Found("warn", None, code, numbers)
+
+
+def _held_against_chains(evidence: Evidence) -> bool:
+    """Whether short chains from the draws say more: all where they have arrived, of a net's function also before."""
+    arrived = evidence.values(MOVED, "arrived")
+    return arrived is not None and (bool(arrived) or evidence.has_hidden_units)
 
 
 def _effective_parameters(evidence: Evidence) -> float | None:

@@ -42,10 +42,10 @@ def diagnose(
 
     Returns:
         The verdict. A question that nothing could be checked of is answered "warn", by a check of code
-        ``"not_checked"``, or one that says why (``"few_data"``, ``"joint_event"``, …), or of ``"linearized_only"`` and
-        ``"conditional_only"`` where the draws could be compared with the posterior of a linearised net, or of some
-        weights given the others, and not with the model's. Point estimates (one draw) never get better than "warn" for
-        their draws.
+        ``"not_checked"``, or one that says why (``"few_data"``, ``"joint_event"``, ``"moves_short"``, …), or of
+        ``"linearized_only"`` and ``"conditional_only"`` where the draws could be compared with the posterior of a
+        linearised net, or of some weights given the others, and not with the model's. Point estimates (one draw) never
+        get better than "warn" for their draws.
 
     Raises:
         TypeError: If `tree` or `reference` is not a DataTree.
@@ -82,17 +82,16 @@ def diagnose(
     stand_in = other_target(evidence)
     checks = _checks(evidence, reference, stand_in)
     reasons: dict[Question, str] = {} if stand_in is None else {"draws": stand_in}
-    code, numbers = why_unanswered(evidence)
+    code, model_numbers = why_unanswered(evidence)
+    numbers: dict[Question, Mapping[str, Any]] = {"model": model_numbers}
+    short = next((check for check in checks if check.code == "moves_short"), None)
+    if short is not None:
+        reasons["draws"] = short.code
+        numbers["draws"] = short.numbers
     if code:
         reasons["model"] = code
         checks = [_without_leave_one_out(check) for check in checks]
-    return Verdict.from_checks(
-        evidence.method,
-        evidence.label,
-        checks,
-        reasons,
-        {"model": numbers},
-    )
+    return Verdict.from_checks(evidence.method, evidence.label, checks, reasons, numbers)
 
 
 def _without_leave_one_out(check: Check) -> Check:

@@ -33,7 +33,13 @@ UNANSWERED = (
     "factor_only",
     "no_data_stored",
 )
-_NOTHING_SEEN = (*_NOTHING_THERE, *UNANSWERED, "linearized_only", "conditional_only")
+_NOTHING_SEEN = (
+    *_NOTHING_THERE,
+    *UNANSWERED,
+    "linearized_only",
+    "conditional_only",
+    "moves_short",
+)
 
 
 @dataclass(frozen=True)
@@ -248,10 +254,20 @@ class Verdict:
         # predictions alone have no draws
         questions = {check.question for check in self.checks}
         return "; ".join(
-            words.opening(question, self.shown_answer(question), self._explanation(question))
-            for question in QUESTIONS
-            if question in questions
+            self._answer_in_words(question) for question in QUESTIONS if question in questions
         )
+
+    def _answer_in_words(self, question: Question) -> str:
+        """One answer and what decided it; that a fault of the model was seen by draws that fail, which may cause it."""
+        answer = self.shown_answer(question)
+        text = words.opening(question, answer, self._explanation(question))
+        if (
+            question == "model"
+            and answer in ("warn", "fail")
+            and self.shown_answer("draws") == "fail"
+        ):
+            return f"{words.BY_DRAWS} {text}"
+        return text
 
     def _explanation(self, question: Question) -> str:
         """The fault behind an answer; empty where nothing was checked because there was nothing to check it by.

@@ -492,8 +492,8 @@ SEEN: dict[str, Template] = {
     "too_narrow": _OUTSIDE + ": the intervals are too narrow.",
     "too_wide": _OUTSIDE + ": the intervals are too wide.",
     "biased": _biased,
-    "heavy_tails": "{extreme:.1%} of {count:,} {values} fall outside their 99 % interval (1% expected, p = {p:.2g}): "
-    "the tails of the predictions are too light.",
+    "heavy_tails": "{outer:.0%} of {count:,} {values} fall outside their 90 % interval and {extreme:.1%} outside their "
+    "99 % interval (10% and 1% expected, p = {p:.2g} for all intervals): the tails of the predictions are too light.",
     "ece": "Confidence and accuracy differ by {value:.3f} on average over {count:,} held-out values (up to "
     "{limit:.3f} expected by chance).",
     "overconfident": _confidence,
@@ -519,6 +519,8 @@ ACTIONS: dict[str, str] = {
         ["linearized_only", "conditional_only"],
         "Fit NUTS to the same data and compare with its draws: diagnose(tree, reference=nuts_tree).",
     ),
+    "moves_short": "Refine the draws (posterior.refine(), which goes on until the chains arrive or says how far they "
+    "came), or run NUTS and compare.",
     "failed_to_run": "Look at the draws and data that this check reads.",
     "no_draws": "Fit again, for longer.",
     "draws_not_finite": "Standardise x and y, lower the learning rate or step size, and fit again.",
@@ -623,6 +625,10 @@ _OPENINGS = {
         "not checked": "whether the model fits the data was not checked",
     },
 }
+
+
+#: before a fault of the model that was seen by draws which fail
+BY_DRAWS = "judged by these draws,"
 
 
 def opening(question: str, answer: str, fault: str) -> str:

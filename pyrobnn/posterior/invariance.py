@@ -194,12 +194,11 @@ def function_beside_posterior(
         draw began at; of a linearised net ``started`` (started_draw, region_probe, output), those of the net itself at
         the draws, where the chains begin; ``region_x`` (region_probe, feature) and ``region``; ``arrived`` (),
         ``starts`` (), different points that the chains began at, ``transitions``, ``nested_rhat``, ``drift`` and
-        ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few steps can be
-        paid for.
+        ``memory``. None where the net is in training mode, or too few steps can be paid for.
     """
     plain = replace(posterior, network=None, moments=None)
     density = posterior_density(plain, x, y)
-    if density is None or "dropout_p" in posterior.meta:
+    if density is None:
         return None
     plan = _plan(density, len(x))
     if plan.num_leapfrogs < _FEWEST_LEAPFROGS:

@@ -42,7 +42,7 @@ def true_function(name: str, problem: Problem, folder: Path) -> Tensor | None:
         method = pb.NUTS(
             num_chains=8,
             until="converged",
-            max_seconds=120,
+            max_seconds=600,
         )
         x, y = problem.data()
         posterior = method.fit(problem.model(), x, y, seed=1)

@@ -24,7 +24,15 @@ from known_posteriors import (
 from scipy import stats
 
 from pyrobnn.core.chains import ess_of_families
-from pyrobnn.diagnostics import diagnose, importance, leave_one_out, loo, refit_points
+from pyrobnn.diagnostics import (
+    Check,
+    Verdict,
+    diagnose,
+    importance,
+    leave_one_out,
+    loo,
+    refit_points,
+)
 
 
 def check(verdict, name):
@@ -338,3 +346,10 @@ def test_islands_whose_modes_have_few_ancestors_do_not_pass():
         for name, verdict in found.items()
     }
     assert status["few"] == "fail"
+
+
+@pytest.mark.parametrize("draws", ["pass", "warn", "fail"])
+def test_a_fault_of_the_model_seen_by_draws_that_fail_is_said_to_be_seen_by_them(draws):
+    checks = [Check("function_moves", draws, "draws"), Check("pattern", "fail", "model")]
+    verdict = Verdict.from_checks("SVI", "svi", checks)
+    assert ("judged by these draws, the model does not fit" in verdict.summary) == (draws == "fail")

@@ -276,6 +276,16 @@ def test_chains_that_have_not_arrived_accuse_and_never_acquit(factor, status):
     assert found.status == status, found.evidence
 
 
+def test_draws_whose_chains_have_not_arrived_are_not_checked_for_that_reason():
+    """It was said that too little was stored, or that the net had been compared as linearised alone."""
+    tree = short_of_arrival(1.0, 0.5, 0).tree
+    tree.attrs |= {"iid": 1, "claim": "exact"}
+    verdict = diagnose(tree)
+    assert not verdict.checked("draws") and verdict.draws == "warn", verdict.to_json()
+    assert verdict.worst("draws").code == "moves_short"
+    assert "short chains" in verdict.summary and "posterior.refine()" in verdict.action
+
+
 def short_of_arrival(factor, memory, seed, num_points=12):
     """A tree of draws `factor` times as wide as a standard normal, and chains on their way from a dozen of them."""
     rng = np.random.default_rng(seed)
@@ -322,7 +332,7 @@ def test_the_worst_region_decides_by_name():
 
 
 def test_a_small_net_is_held_against_its_own_posterior():
-    """An ensemble whose members are nearly one net is found too narrow; a linearised net is named."""
+    """An ensemble whose members are nearly one net is too narrow, half a net too wide; a linearised net is named."""
     x = torch.linspace(-1.5, 1.5, 20)[:, None]
     y = 0.8 * x + 0.3 * torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
     noise = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
@@ -331,9 +341,16 @@ def test_a_small_net_is_held_against_its_own_posterior():
         warnings.simplefilter("ignore")
         ensemble = pb.DeepEnsemble(num_members=5, num_steps=300, compile=False).fit(model, x, y)
         laplace = pb.Laplace(num_steps=300, compile=False).fit(model, x, y)
-    narrow = ensemble.diagnose()
-    found = find(narrow, "function_moves")
-    assert narrow.draws == "fail" and found.value < 0.5, found.evidence
+        dropout = pb.MCDropout(p=0.5, num_steps=300, compile=False).fit(model, x, y)
+    for posterior, sign in ((ensemble, -1.0), (dropout, 1.0)):
+        verdict = posterior.diagnose()
+        found = find(verdict, "function_moves")
+        assert verdict.draws == "fail" and sign * np.log(found.value) > np.log(1.5), found.evidence
+        # it was also said that nothing can test draws without a density
+        tree = posterior.to_datatree(x, y)
+        tree[MOVED] = tree[MOVED].to_dataset().assign(arrived=0)
+        for claim in (find(verdict, "claim"), find(diagnose(tree), "claim")):
+            assert claim is None or claim.code == "one_point"
     found = find(laplace.diagnose(), "function_moves")
     assert (
         "the linearised net" in found.evidence and "posterior of the net itself" in found.evidence

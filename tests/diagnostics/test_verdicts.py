@@ -29,6 +29,7 @@ from known_posteriors import (
 )
 from models import toy, toy_model
 from scipy import stats
+from scipy.signal import lfilter
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
 from pyrobnn.diagnostics import audit, diagnose, loo
@@ -194,6 +195,32 @@ def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
         tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"theta": ((*SAMPLE, "d"), draws)})})
         statuses.append(find(diagnose(tree), "rhat_function").status)
     assert statuses.count("fail") == 0 and statuses.count("warn") <= 2
+
+
+@pytest.mark.parametrize(
+    ("kept", "apart", "code"),
+    [
+        (0.98, 0.0, "chains_slow"),
+        (0.99, 0.0, "chains_slow"),
+        (0.0, 1.0, "chains_disagree"),
+        (0.9, 3.0, "chains_disagree"),
+        (0.97, 3.0, "chains_disagree"),
+    ],
+)
+def test_chains_that_fail_because_they_are_slow_are_told_from_those_that_disagree(
+    kept, apart, code
+):
+    """Both failed as disagreeing, and slow ones were advised a longer warm-up and another seed."""
+    failed = []
+    for seed in range(8):
+        errors = np.random.default_rng(seed).normal(size=(4, 3000))
+        draws = lfilter([np.sqrt(1.0 - kept**2)], [1.0, -kept], errors, axis=1)[:, -1000:]
+        draws += apart * np.array([0, 0, 1, 1])[:, None]
+        tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"theta": (SAMPLE, draws)})})
+        found = find(diagnose(tree), "rhat_function")
+        if found.status == "fail":
+            failed.append(found.code)
+    assert len(failed) >= 6 and set(failed) == {code}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.svi import Guide
-from pyrobnn.inference.vi.start import own_start, search_of, starts_of
+from pyrobnn.inference.vi.start import own_start, search_of, start_of, starts_of
 
 RICHER = ("low_rank", "full_rank", "flow")
 
@@ -231,10 +231,11 @@ def test_where_a_guide_begins_is_recorded_and_may_be_chosen():
     assert start_of(model=program) == "median"
 
 
+@pytest.mark.parametrize("scale", ["learned", dist.HalfNormal(1.0)])
 @pytest.mark.parametrize("error", [FloatingPointError("not finite"), None])
-def test_without_a_mode_the_guide_begins_at_the_net(error, monkeypatch):
+def test_without_a_mode_the_guide_begins_at_the_net(error, scale, monkeypatch):
     data = toy(20)
-    model = toy_model(pb.likelihoods.HomoskedasticGaussian("learned"))
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian(scale))
     plain = pb.SVI(guide=Guide(init_loc="net"), num_steps=20, compile=False)
     problem = prepare(model, *data, points="free")
 
@@ -253,6 +254,20 @@ def test_without_a_mode_the_guide_begins_at_the_net(error, monkeypatch):
     assert posterior.meta["start"] == "net"
     expected = plain.fit(model, *data, num_draws=20)
     assert torch.equal(posterior.history["elbo"], expected.history["elbo"])
+
+
+def test_noise_under_a_prior_with_density_at_zero_does_not_vanish_where_a_net_passes_through_every_row():
+    """A half-normal does not bound the joint density, and a guide that began there ended millions of nats too low."""
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(15, 3, generator=generator)
+    y = x[:, :1] - x[:, 1:2] * x[:, 2:] + 0.3 * torch.randn(15, 1, generator=generator)
+    y = (y - y.mean()) / y.std()
+    net = pb.networks.mlp(3, (8,), 1, activation="relu", seed=0)
+    noise = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    model = pb.BNN(net, pb.priors.FanInNormal(1.0), noise)
+    problem = prepare(model, x, y, points="free")
+    start = start_of(pb.SVI(), problem, FitRun(1))
+    assert float(problem.density.constrain(start.point)["likelihood.scale"]) > 0.01
 
 
 def test_ctrl_c_in_the_search_for_the_start_has_nothing_to_return(monkeypatch):

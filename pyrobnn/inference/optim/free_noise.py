@@ -20,8 +20,8 @@ from pyrobnn.model.likelihoods.base import SCALE, HeldScale
 LEVELS = (0.1, 0.05, 0.2, 0.4)
 #: share of the steps for which a continuation holds the noise
 HELD_SHARE = 0.5
-#: of the targets' standard deviation: a smaller noise without a prior, of a net that may pass through every row, is the
-#: way to a density without bound
+#: of the targets' standard deviation: a smaller noise, of a net that may pass through every row, is the way to a
+#: density without bound, also under a prior that has density at zero, as a half-normal has
 _COLLAPSED = 0.01
 
 
@@ -55,8 +55,8 @@ class FreeNoise:
         return cls(_under(problem.density.subsampled(), likelihood), likelihood, spread)
 
     def collapsed(self, points: Tensor) -> Tensor:
-        """Of points (end, dim), whether the noise is on its way to zero, where nothing bounds the density there."""
-        sites = [site for site in self.density.sites if site.name == SCALE and site.kind == "point"]
+        """Of points (end, dim), whether the noise is on its way to zero, where the residuals do not stop it."""
+        sites = [site for site in self.density.sites if site.name == SCALE]
         num_targets = len(self.density.args[1]) * len(self.spread)
         if not sites or self.density.dim < num_targets:
             return torch.zeros(
