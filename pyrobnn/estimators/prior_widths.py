@@ -1,15 +1,14 @@
-"""Prior widths of a classifier's layers, by the evidence and by rows left out, with a new mode for each width."""
+"""The width of a classifier's prior, by the evidence and by rows left out, with a new mode for each width."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 from torch import Tensor
 
-from pyrobnn.estimators.comparison import gain, quiet
+from pyrobnn.estimators.comparison import quiet
 from pyrobnn.estimators.fits import RunOptions, at_weights, subset
 from pyrobnn.estimators.left_out import left_out_labels
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
@@ -19,12 +18,13 @@ from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
 
-class Width(NamedTuple):
-    """What a factor on the precision of each layer's prior gives: log evidence, log densities of left-out rows (N,)."""
+@dataclass(frozen=True, eq=False)
+class Width:
+    """What a factor on the prior's precision gives: log evidence, and log densities of left-out rows (N,)."""
 
     evidence: float
     left_out: np.ndarray
-    factors: dict[str, float]
+    factor: float
     posterior: Posterior
 
 
@@ -35,42 +35,48 @@ def select_prior_width(
     y: Tensor,
     options: RunOptions,
 ) -> tuple[Posterior, str]:
-    """The fit with the prior widths, one per layer, that evidence and left-out labels prefer; and these in words.
+    """The fit with the prior width that evidence and left-out labels prefer; and that width in words.
 
-    Each width has its own mode: widths tuned at the declared prior's mode leave the mean where it was, underconfident
-    where the classes separate, and following the labels where they do not. One width for all layers is tried first,
-    wider and then narrower; of the evidence's best and the left-out labels' best the narrower is taken: with wide
-    priors a net has learned its labels, and its features know the left-out row, too. Then each layer's width is updated
-    as suits the last mode, as long as both criteria improve.
+    Each width has its own mode: one tuned at the declared prior's mode leaves the mean where it was, underconfident
+    where the classes separate, and following the labels where they do not. Of the evidence's best and the left-out
+    labels' best the narrower is taken: with wide priors a net has learned its labels, and its features know the
+    left-out row, too.
 
     A small linear model has the Gaussian nearest to its posterior. A net does not: where it has learned its labels its
     linearisation is overconfident, and the curvature at the mode makes up for that.
     """
     layers = [name.rpartition(".")[0] for name in model.priors if name.startswith(NET)]
     layers = list(dict.fromkeys(layers))
-    untuned = _of_known_widths(method, model, len(layers))
     rows = subset(x, y)
     one_draw = RunOptions(**options)
     one_draw["num_draws"] = 1
-    widths = _WidthSearch(model, rows, one_draw, layers, untuned)
+    search = _WidthSearch(model, rows, one_draw, _of_known_width(method, model, len(layers)))
     with quiet():
-        widths.try_common_factors()
-        best = widths.tune_layers(widths.narrower())
-    final = widths.at_mode_of(best)
+        search.try_factors()
+    best = search.best()
+    final = tuned_model(_at_mode(model, best.posterior), model.priors, {"all": best.factor})
     subset_words = ""
     start = None
     if len(rows[0]) == len(x):
         start = final.net  # the mode, as it is
     else:
         subset_words = f", of {len(rows[0]):,} of {len(x):,} rows"
-    posterior = untuned.fit(final, x, y, init=start, **options)
-    meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
-    words = _words_of_widths(best.factors, len(widths.tries), subset_words)
+    posterior = search.untuned.fit(final, x, y, init=start, **options)
+    factors = dict.fromkeys(layers, best.factor)
+    meta = posterior.meta | {"tuned": {"prior_precision_factor": factors, "noise_factor": 1.0}}
+    words = (
+        f"its prior's scale times {best.factor**-0.5:.2g}, the best of {len(search.tries)} for the evidence and "
+        f"left-out rows{subset_words}"
+    )
+    if best.factor >= 81:
+        words += (
+            ": the inputs say so little about the target that its prediction is nearly constant"
+        )
     return replace(posterior, meta=meta), words
 
 
-def _of_known_widths(method: Laplace, model: BNN, num_layers: int) -> Laplace:
-    """The method of each fit with given widths: of a small linear model the Gaussian nearest to its posterior."""
+def _of_known_width(method: Laplace, model: BNN, num_layers: int) -> Laplace:
+    """The method of each fit with a given width: of a small linear model the Gaussian nearest to its posterior."""
     # of more weights the nearest Gaussian takes minutes
     is_small = num_layers == 1 and model.num_weights <= 1000
     has_own = bool(model.likelihood.own.kinds)
@@ -87,34 +93,37 @@ def _of_known_widths(method: Laplace, model: BNN, num_layers: int) -> Laplace:
     )
 
 
-def _words_of_widths(factors: Mapping[str, float], num: int, subset_words: str) -> str:
-    """The factors on each layer's prior, the best of ``num``; and what very narrow priors say of the inputs."""
-    widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
-    words = f"its prior's scales times {widths}, the best of {num} for the evidence and left-out rows{subset_words}"
-    if min(factors.values()) >= 81:
-        words += (
-            ": the inputs say so little about the target that its prediction is nearly constant"
-        )
-    return words
-
-
 @dataclass(frozen=True, eq=False)
 class _WidthSearch:
-    """Fits of the same rows, by an ``untuned`` method, with factors on the precision of each layer's prior."""
+    """Fits of the same rows, by an ``untuned`` method, with factors on the prior's precision."""
 
     model: BNN
     rows: tuple[Tensor, Tensor]
     options: RunOptions
-    layers: Sequence[str]
     untuned: Laplace
     tries: list[Width] = field(default_factory=list)
 
-    def at_mode_of(self, width: Width) -> BNN:
-        """The model at the mode of a fit, with its prior."""
-        return tuned_model(_at_mode(self.model, width.posterior), self.model.priors, width.factors)
+    def try_factors(self) -> None:
+        """Wider and wider priors, then narrower ones, each until the best was not among the last two."""
+        for power in range(7):
+            self.attempt(3.0**-power)
+            if self.best() not in self.tries[-2:]:
+                break
+        width = self.tries[0]
+        for power in range(1, 7):
+            # at a narrow prior's mode a net may be constant: each begins at the mode of the one before
+            width = self.attempt(3.0**power, width)
+            if self.best() not in self.tries[-2:]:
+                break
 
-    def attempt(self, factors: dict[str, float], start: Width | None = None) -> Width:
-        """The fit with these factors, from the mode of another fit if one is given."""
+    def best(self) -> Width:
+        """Of the fits that evidence and left-out labels prefer the one of the narrower prior."""
+        by_evidence = max(self.tries, key=lambda width: width.evidence)
+        by_labels = max(self.tries, key=lambda width: width.left_out.mean())
+        return max(by_evidence, by_labels, key=lambda width: width.factor)
+
+    def attempt(self, factor: float, start: Width | None = None) -> Width:
+        """The fit with this factor, from the mode of another fit if one is given."""
         method = self.untuned
         around = self.model
         if start is not None:
@@ -124,62 +133,14 @@ class _WidthSearch:
             method = replace(method, map=replace(search, num_steps=steps))
             around = _at_mode(self.model, start.posterior)
         posterior = method.fit(
-            tuned_model(around, self.model.priors, factors),
+            tuned_model(around, self.model.priors, {"all": factor}),
             *self.rows,
             **self.options,
         )
         evidence = cast(float, posterior.log_evidence)
-        width = Width(evidence, left_out_labels(posterior, *self.rows), factors, posterior)
+        width = Width(evidence, left_out_labels(posterior, *self.rows), factor, posterior)
         self.tries.append(width)
         return width
-
-    def narrower(self) -> Width:
-        """Of the fits that evidence and left-out labels prefer the one of the narrower prior."""
-        preferred = (
-            max(self.tries, key=lambda width: width.evidence),
-            max(self.tries, key=lambda width: width.left_out.mean()),
-        )
-        return max(preferred, key=lambda width: width.factors[self.layers[0]])
-
-    def try_common_factors(self) -> None:
-        """Factors that all layers share: from one on wider priors, then narrower ones."""
-        for ladder in ([3.0**-k for k in range(7)], [3.0**k for k in range(1, 7)]):
-            # at a narrow prior's mode a net may be constant
-            before = self.tries[0] if self.tries else None
-            for factor in ladder:
-                width = self.attempt(dict.fromkeys(self.layers, factor), before)
-                if before is not None:
-                    before = width
-                best = self.narrower()
-                if not any(best is recent for recent in self.tries[-2:]):
-                    break
-
-    def tune_layers(self, best: Width) -> Width:
-        """The last of at most six updates of each layer's factor that improve both criteria."""
-        tuning = replace(
-            self.untuned,
-            curvature="ggn",
-            tune="per_layer",
-        )
-        for _ in range(6):
-            model = self.at_mode_of(best)
-            fit = tuning.fit(
-                model,
-                *self.rows,
-                init=model.net,
-                **self.options,
-            )
-            suited = fit.meta["tuned"]["prior_precision_factor"]
-            factors = {
-                name: best.factors[name] * suited.get(name, suited.get("all"))
-                for name in self.layers
-            }
-            width = self.attempt(factors, best)
-            gained = gain(width.left_out, best.left_out)[0]
-            if width.evidence < best.evidence + 0.5 or not gained:  # nats
-                break
-            best = width
-        return best
 
 
 def _at_mode(model: BNN, posterior: Posterior) -> BNN:
