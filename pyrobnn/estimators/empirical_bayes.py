@@ -136,29 +136,22 @@ class _NoiseSearch:
         return share * self.linear_noise, share**4 if self.method.is_tuned else 1.0
 
     def fits(self) -> list[Attempt]:
-        """At most twelve fits: from each start, then from the best so far with the noise that its residuals ask for.
+        """At most twelve fits: from each start, and then from the best so far for as long as a turn gains a nat.
 
-        By stages, of which one that gains under a nat ends: the noise by the squared ratio that the residuals ask for,
-        as small steps end early; by the ratio; and with the tuned prior too, whose gain reopens the last two.
+        A turn is a fit with the noise that the residuals of the best ask for, and one with the prior tuned for it.
         """
-        shares = SHARES if self.method.is_tuned else SHARES[:1]
-        tries = [self.attempt(*self._start(share)) for share in shares]
-        stages = ["squared ratio", "ratio"]
-        if self.method.is_tuned:
-            stages.append("prior")
-        while stages and len(tries) < 12:
+        tries = [self.attempt(*self._start(share)) for share in SHARES]
+        gained = math.inf
+        while gained >= 1 and len(tries) < 12:
             best = max(tries, key=by_evidence)
-            stage = stages[0]
-            factor = best.factor
-            if stage == "prior":
-                factor = best.posterior.meta["tuned"]["prior_precision_factor"]["all"]
-            power = 2 if stage == "squared ratio" else 1
-            ratio = _residual_ratio(best.posterior, *self.rows)
-            tries.append(self.attempt(best.scale * ratio**power, factor))
-            if tries[-1].evidence < best.evidence + 1:
-                del stages[0]
-            elif stage == "prior":
-                stages = ["ratio", "prior"]
+            # the square of what they ask for: small steps end early
+            ratio = _residual_ratio(best.posterior, *self.rows) ** 2
+            tries.append(self.attempt(best.scale * ratio, best.factor))
+            if self.method.is_tuned:
+                better = max(tries, key=by_evidence)
+                tuned = better.posterior.meta["tuned"]["prior_precision_factor"]["all"]
+                tries.append(self.attempt(better.scale, tuned))
+            gained = max(tries, key=by_evidence).evidence - best.evidence
         return tries
 
     def attempt(
