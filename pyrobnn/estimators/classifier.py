@@ -28,8 +28,8 @@ class BNNClassifier(ClassifierMixin, Estimator):
     Where ``method="auto"`` takes Laplace's approximation it finds the width of the prior, a factor that all layers
     share, by the evidence and by rows left out one at a time (of 20,000 where there are more), and the mode anew for
     each width: where the inputs say nothing of the class it predicts the frequencies of the classes, and
-    ``method_reason_`` says so. With more than 50 rows and ``hidden``, ``net``, ``prior`` and ``likelihood`` open it is a linear model, unless a
-    net of 50 tanh units makes left-out rows likelier by two standard errors.
+    ``method_reason_`` says so. With more than 50 rows and ``hidden``, ``net``, ``prior`` and ``likelihood`` open it is
+    a linear model, unless a net of 50 tanh units makes left-out rows likelier by two standard errors.
 
     A linear model of at most 1,000 weights has the Gaussian nearest to its posterior
     (``Laplace(curvature="variational")``): where classes can be told apart, that at the mode is underconfident.

@@ -52,7 +52,6 @@ from pyrobnn.estimators.left_out import left_out, left_out_labels
 from pyrobnn.estimators.levels import Levels
 from pyrobnn.estimators.selection import count_likelihood, search_rule
 from pyrobnn.estimators.wide import lifted
-from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method, check_method
 from pyrobnn.model import BNN
@@ -259,7 +258,7 @@ class Estimator(BaseEstimator):
             return of_counts
         if num < FEWEST_ROWS:
             return self._infer(model, rows, seed)
-        if num <= MAX_WHOLE_ROWS:
+        if not ensemble_tried:
             net, gained, why = self._fit_nets(model, rows, seed)
             if gained:
                 fit = at_posterior(net.because(why), model, self.num_draws, seed)
