@@ -41,23 +41,18 @@ def search_rule(
     Tried on a fifth of the rows, with short training of two members: how closely to follow the data, whether waves
     help, and for counts and skewed positive targets their likelihoods.
     """
-    x, y = data
-    num_rows = min(len(x), MAX_SEARCH_ROWS)
-    num_new = min(num_rows // 5, 2000)
-    new, training = divided(len(x), num_new, seed)
-    training = training[: num_rows - num_new]
-    run = RunOptions(seed=seed, device=device)
-    trials = _Trials((x[training], y[training]), (x[new], y[new]), units, seconds, run)
+    trials = _Trials.of(data, units, seconds, RunOptions(seed=seed, device=device))
     error = trials.linear_error()
     linear_noise = float(np.std(error))
-    waves = max(1, min(8, 256 // x.shape[1]))
-    for share in NOISE_SHARES if len(x) <= MAX_WHOLE_ROWS else (1.0,):
+    num_rows, num_features = data[0].shape
+    waves = max(1, min(8, 256 // num_features))
+    for share in NOISE_SHARES if num_rows <= MAX_WHOLE_ROWS else (1.0,):
         trials.attempt(Rule(waves, share * linear_noise, linear_noise))
     # fast waves, and none
     for change in ({"fastest": 16.0}, {"waves": 0}):
         trials.attempt(trials.best().rule._replace(**change))
     normal = trials.best().rule
-    for likelihood in responses(y.numpy()):
+    for likelihood in responses(data[1].numpy()):
         trials.attempt(normal._replace(likelihood=likelihood))
     top = trials.best()
     gained, words = gain(top.log_densities, log_density(error, np.mean(error**2)))
@@ -89,6 +84,22 @@ class _Trials:
     run: RunOptions
     trials: list[_Trial] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(
+        cls,
+        data: Data,
+        units: Standardizer,
+        seconds: float | None,
+        run: RunOptions,
+    ) -> _Trials:
+        """None yet, of data of which a fifth are the new rows."""
+        x, y = data
+        num_rows = min(len(x), MAX_SEARCH_ROWS)
+        num_new = min(num_rows // 5, 2000)
+        new, others = divided(len(x), num_new, run["seed"])
+        training = others[: num_rows - num_new]
+        return cls((x[training], y[training]), (x[new], y[new]), units, seconds, run)
 
     def linear_error(self) -> np.ndarray:
         """Errors (N,) of a Bayesian linear regression on the new rows."""
