@@ -25,11 +25,11 @@ class BNNClassifier(ClassifierMixin, Estimator):
     The arguments are those of :class:`pyrobnn.BNNRegressor` (``noise`` has no use). ``net`` gives one logit per class;
     ``likelihood`` may be ``pb.likelihoods.Ordinal``, where sorted labels are in their order: one number, then.
 
-    Where ``method="auto"`` takes Laplace's approximation it finds the prior's widths, one for each layer, by the
-    evidence and by rows left out one at a time (of 20,000 where there are more), and the mode anew for each of them:
-    where the inputs say nothing of the class it predicts the frequencies of the classes, and ``method_reason_`` says
-    so. With more than 50 rows and ``hidden``, ``net``, ``prior`` and ``likelihood`` open it is a linear model, unless a
-    net of 50 tanh units makes left-out rows likelier by two standard errors.
+    Where ``method="auto"`` takes Laplace's approximation it finds the width of the prior, a factor that all layers
+    share, by the evidence and by rows left out one at a time (of 20,000 where there are more), and the mode anew for
+    each width: where the inputs say nothing of the class it predicts the frequencies of the classes, and
+    ``method_reason_`` says so. With more than 50 rows and ``hidden``, ``net``, ``prior`` and ``likelihood`` open it is
+    a linear model, unless a net of 50 tanh units makes left-out rows likelier by two standard errors.
 
     A linear model of at most 1,000 weights has the Gaussian nearest to its posterior
     (``Laplace(curvature="variational")``): where classes can be told apart, that at the mode is underconfident.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.curvature.jacobian import Factors, NetworkJacobian, Root
+from pyrobnn.inference.curvature.jacobian import Factors, FormedRows, NetworkJacobian, Root
 from pyrobnn.inference.curvature.precision import tuned_model
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
@@ -51,7 +51,7 @@ def climb(
     precision by γ / |θ|², θ in units of the prior. One that gains nothing ends it: more lead to sharper, worse modes.
     """
     problem = prepare(
-        with_known_noise(model, scale, None),
+        with_known_noise(model, scale, 1.0),
         x,
         y,
         points="free",
@@ -59,56 +59,37 @@ def climb(
     trunk = problem.held_trunk("free")
     if trunk is not None:
         problem = problem.at_head(trunk)
-    x = problem.x
-    y = problem.y
     theta = problem.density.initial(problem.bnn.initial_values())
-    damping = 0.1
     jacobian = NetworkJacobian(problem.bnn, problem.density, theta, {}, list(problem.bnn.priors))
-    jacobian.prefer_products(x)
+    jacobian.prefer_products(problem.x)
+    damping = 0.1
     best = Climb(-math.inf, scale, factor, {})
     while True:
         jacobian = copy.copy(jacobian)
-        jacobian.model = with_known_noise(problem.bnn, scale, factor if tune else None)
-        mode, damping = _mode(jacobian, theta, x, y, damping)
+        jacobian.model = with_known_noise(problem.bnn, scale, factor)
+        start = _Expansion(jacobian, theta, problem.x, problem.y)
+        mode, damping = _mode(start, damping)
         if mode is None:
             return best
         evidence = mode.log_evidence() + log_prior(model, scale)
-        before = best.evidence
-        best = max(
-            best,
-            Climb(evidence, scale, factor, mode.params),
-            key=attrgetter("evidence"),
-        )
-        if not evidence > before + 0.1:  # nats
-            return best
+        end = Climb(evidence, scale, factor, mode.params)
+        if not evidence > best.evidence + 0.1:  # nats
+            return max(best, end, key=attrgetter("evidence"))
+        best = end
         theta = mode.theta
-        ratio, precision_ratio = _evidence_update(mode, jacobian.model.likelihood, y)
-        scale = torch.maximum(scale * ratio.to(scale), least_noise)
-        factor *= precision_ratio
+        noise_ratio, precision_ratio = mode.updates()
+        scale = torch.maximum(scale * noise_ratio.to(scale), least_noise)
+        if tune:
+            factor *= precision_ratio
 
 
-def _evidence_update(mode: _Expansion, likelihood: Likelihood, y: Tensor) -> tuple[Tensor, float]:
-    """MacKay's factors at a mode: on the noise (out,), and on the prior's precision."""
-    used = mode.white.leverages().reshape(len(y), -1).sum(0)
-    squared = squared_ratio(likelihood, y, mode.f, {}, used)
-    noise_ratio = squared.clamp(1 / MAX_UPDATE, MAX_UPDATE).sqrt()
-    precision_ratio = float(used.sum() / (mode.theta.square() * mode.prec).sum())
-    return noise_ratio, min(max(precision_ratio, 1 / MAX_UPDATE), MAX_UPDATE)
-
-
-def _mode(
-    jacobian: NetworkJacobian,
-    theta: Tensor,
-    x: Tensor,
-    y: Tensor,
-    damping: float,
-) -> tuple[_Expansion | None, float]:
+def _mode(expansion: _Expansion, damping: float) -> tuple[_Expansion | None, float]:
     """Where Gauss-Newton steps, damped by Nielsen's rule, gain little, None if they go on; and the last damping."""
-    expansion = _Expansion(jacobian, theta, x, y)
     for _ in range(300):
         step = expansion.white.solve(expansion.slope, 1 + damping)
-        moved = expansion.theta - (expansion.prec.rsqrt() * step).to(theta)
-        candidate = _Expansion(jacobian, moved, x, y)
+        candidate = expansion.at(
+            expansion.theta - (expansion.prec.rsqrt() * step).to(expansion.theta)
+        )
         gained = expansion.energy - candidate.energy
         hoped = float(step @ (expansion.slope + damping * step)) / 2
         if gained >= 0:
@@ -119,7 +100,7 @@ def _mode(
         # nats, of which a whole step may gain .01 a weight
         if 0 <= gained < 0.05 or damping > 1e12:
             whole_step = expansion.white.solve(expansion.slope, 1.0)
-            if float(expansion.slope @ whole_step) < 0.02 * len(theta):
+            if float(expansion.slope @ whole_step) < 0.02 * len(expansion.theta):
                 return expansion, damping
     return None, damping
 
@@ -134,27 +115,38 @@ class _Expansion:
         x: Tensor,
         y: Tensor,
     ):
-        density = jacobian.density
-        likelihood = jacobian.model.likelihood
-        priors = jacobian.model.priors
-        z = theta.clone().requires_grad_()
-        log_priors = [priors[name].log_prob(v).sum() for name, v in density.constrain(z).items()]
-        prior = torch.stack(log_priors).sum()
         self.theta = theta
-        self.params = density.constrain(theta)
-        jacobian = copy.copy(jacobian)
-        jacobian.mode = self.theta
-        jacobian.params = self.params
-        self.prec = prior_precision(jacobian).prec
+        self.params = jacobian.density.constrain(theta)
+        self.jacobian = copy.copy(jacobian)
+        self.jacobian.mode = theta
+        self.jacobian.params = self.params
+        self.x = x
+        self.y = y
+        self.prec = prior_precision(self.jacobian).prec
+        likelihood = jacobian.model.likelihood
         root = likelihood.curvature_root(y, y, {})  # of each output by itself, whatever f is
-        self.f, self.white = _whitened(jacobian, x, lambda _: root, self.prec)
+        self.f, self.white = _whitened(self.jacobian, x, lambda _: root, self.prec)
         f = self.f.clone().requires_grad_()
         fit = likelihood.log_prob(f, y, {}).sum()
-        error = (torch.autograd.grad(fit, f)[0] / root.diagonal(dim1=1, dim2=2)).flatten().double()
+        error = torch.autograd.grad(fit, f)[0] / root.diagonal(dim1=1, dim2=2)
+        prior, pull = self._log_prior()
+        self.slope = -self.white.transposed_times(error.flatten().double()) - pull
+        self.energy = -(fit.item() + prior)
+
+    def _log_prior(self) -> tuple[float, Tensor]:
+        """The log density of the weights, and its gradient (p,) in units of the prior."""
+        z = self.theta.clone().requires_grad_()
+        values = self.jacobian.density.constrain(z)
+        priors = self.jacobian.model.priors
+        log_priors = [priors[name].log_prob(value).sum() for name, value in values.items()]
         # a uniform log density does not depend on z
-        pull = (torch.autograd.grad(prior + 0 * z.sum(), z)[0] * self.prec.rsqrt()).double()
-        self.slope = -self.white.transposed_times(error) - pull
-        self.energy = -(fit + prior).item()
+        log_prior = torch.stack(log_priors).sum() + 0 * z.sum()
+        gradient = torch.autograd.grad(log_prior, z)[0]
+        return log_prior.item(), (gradient * self.prec.rsqrt()).double()
+
+    def at(self, theta: Tensor) -> _Expansion:
+        """The expansion around other weights."""
+        return _Expansion(self.jacobian, theta, self.x, self.y)
 
     def log_evidence(self) -> float:
         """Of the data, by Laplace's approximation around θ."""
@@ -163,6 +155,14 @@ class _Expansion:
             + (self.prec / (2 * math.pi)).log().sum() / 2
         )
         return -self.energy - float(half_log_det)
+
+    def updates(self) -> tuple[Tensor, float]:
+        """MacKay's factors at a mode: on the noise (out,), and on the prior's precision."""
+        used = self.white.leverages().reshape(len(self.y), -1).sum(0)
+        squared = squared_ratio(self.jacobian.model.likelihood, self.y, self.f, {}, used)
+        noise_ratio = squared.clamp(1 / MAX_UPDATE, MAX_UPDATE).sqrt()
+        precision_ratio = float(used.sum() / (self.theta.square() * self.prec).sum())
+        return noise_ratio, min(max(precision_ratio, 1 / MAX_UPDATE), MAX_UPDATE)
 
 
 class _Whitened:
@@ -212,15 +212,7 @@ class _Whitened:
         factor = self.cholesky(1.0)
         if self.tall:
             jacobian = self.parts[0][1]
-            return (
-                torch.linalg.solve_triangular(
-                    factor,
-                    jacobian.T,
-                    upper=False,
-                )
-                .square()
-                .sum(0)
-            )
+            return torch.linalg.solve_triangular(factor, jacobian.T, upper=False).square().sum(0)
         return 1 - torch.cholesky_inverse(factor).diagonal()
 
 
@@ -232,28 +224,41 @@ def _whitened(
 ) -> tuple[Tensor, _Whitened]:
     """Outputs (N, width), and the Jacobian's product with ``root``: as rows where no layer's factors serve."""
     scale = prec.rsqrt().double()
-    size = jacobian.size
     if jacobian.layers:
         f, factors = jacobian.factors(x, root)
-        num = factors[0].num_columns
-        parts = []
-        for layer, factor in zip(jacobian.layers, factors):
-            at = jacobian.positions(layer)
-            by_column = torch.equal(scale[at], scale[at[:1]].expand_as(at))
-            if not isinstance(factor, Factors) or not factor.is_outer:
-                break
-            if len(x) * num > size or not by_column:
-                break
-            inputs = (factor.inputs.squeeze(1) * scale[at[0]]).repeat_interleave(num, 0)
-            parts.append((factor.grads.flatten(0, 2).double(), inputs, at))
-        else:
-            return f, _Whitened(parts, size)
+        parts = _products(jacobian, factors, scale)
+        if parts:
+            return f, _Whitened(parts, jacobian.size)
         rows = jacobian.joined(factors)
     else:
         f, rows = jacobian.rows(x, root)
-    rows = rows.flatten(0, 1).double() * scale
-    at = torch.arange(size, device=rows.device).unsqueeze(0)
-    return f, _Whitened([(torch.ones_like(rows[:, :1]), rows, at)], size)
+    inputs = rows.flatten(0, 1).double() * scale
+    every_weight = torch.arange(jacobian.size, device=rows.device).unsqueeze(0)
+    return f, _Whitened([(torch.ones_like(inputs[:, :1]), inputs, every_weight)], jacobian.size)
+
+
+def _products(
+    jacobian: NetworkJacobian,
+    factors: Sequence[Factors | FormedRows],
+    scale: Tensor,
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The ``parts`` of layers that are one product a row, under one prior for each input; none where some layer is not.
+
+    None either where there are fewer weights than targets: then the rows are the smaller.
+    """
+    parts = []
+    for layer, factor in zip(jacobian.layers, factors):
+        at = jacobian.positions(layer)
+        input_scale = scale[at[0]]
+        if not isinstance(factor, Factors) or not factor.is_outer:
+            return []
+        num_columns = factor.num_columns
+        is_tall = len(factor.inputs) * num_columns > jacobian.size
+        if is_tall or not torch.equal(scale[at], input_scale.expand_as(at)):
+            return []
+        inputs = (factor.inputs.squeeze(1) * input_scale).repeat_interleave(num_columns, 0)
+        parts.append((factor.grads.flatten(0, 2).double(), inputs, at))
+    return parts
 
 
 # -- noise that is known ---------------------------------------------------------------------------------------------
@@ -265,12 +270,10 @@ def log_prior(model: BNN, scale: Tensor) -> float:
     return 0.0 if declared is None else float(declared.log_prob(scale).sum())
 
 
-def with_known_noise(model: BNN, scale: Tensor, factor: float | None) -> BNN:
+def with_known_noise(model: BNN, scale: Tensor, factor: float) -> BNN:
     """The model with known noise (out,), and a factor on its prior's precision."""
-    if factor is None:
-        known = copy.copy(model)
-    else:
-        known = tuned_model(model, model.priors, {"all": factor})
+    # priors that are not normal have no precision, and the factor one
+    known = copy.copy(model) if factor == 1 else tuned_model(model, model.priors, {"all": factor})
     scale = scale.to(model.device)
     known.likelihood = model.likelihood.like(scale)
     known.likelihood.own.declare(SCALE.rpartition(".")[2], scale if len(scale) > 1 else scale[0])

@@ -45,14 +45,13 @@ from pyrobnn.estimators.auto import (
 )
 from pyrobnn.estimators.chains_of_fit import at_posterior
 from pyrobnn.estimators.comparison import gain, quiet
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, subset
+from pyrobnn.estimators.empirical_bayes import empirical_bayes
 from pyrobnn.estimators.features import Offset
-from pyrobnn.estimators.fits import Fit, RunOptions
+from pyrobnn.estimators.fits import Fit, RunOptions, subset, with_net
 from pyrobnn.estimators.left_out import left_out, left_out_labels
 from pyrobnn.estimators.levels import Levels
 from pyrobnn.estimators.selection import count_likelihood, search_rule
 from pyrobnn.estimators.wide import lifted
-from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method, check_method
 from pyrobnn.model import BNN
@@ -259,7 +258,7 @@ class Estimator(BaseEstimator):
             return of_counts
         if num < FEWEST_ROWS:
             return self._infer(model, rows, seed)
-        if num <= MAX_WHOLE_ROWS:
+        if not ensemble_tried:
             net, gained, why = self._fit_nets(model, rows, seed)
             if gained:
                 fit = at_posterior(net.because(why), model, self.num_draws, seed)
@@ -269,12 +268,7 @@ class Estimator(BaseEstimator):
                     return self._infer(model, rows, seed)
                 warn(net.posterior.meta["warnings"])
                 return net.because(why)
-        linear = BNN(
-            linear_net,
-            model.prior,
-            model.likelihood,
-            standardizer=model.standardizer,
-        )
+        linear = with_net(model, linear_net)
         fit = self._infer(linear, rows, seed, few_rows=0).instead_of_a_net(f"{why}; ")
         if num > FEW_ROWS:
             return fit
@@ -309,7 +303,7 @@ class Estimator(BaseEstimator):
     def _fit_nets(self, model: BNN, rows: TrainingRows, seed: int) -> tuple[Fit, bool, str]:
         """The better of a net and a net of more features, whether it gains on a linear model, and by how much."""
         data = (rows.x, rows.y)
-        models = [model, lifted(model, *data, seed)]
+        models = [model, lifted(model, rows.x, seed)]
         fits = [
             self._quiet_fit(
                 candidate,
@@ -328,21 +322,8 @@ class Estimator(BaseEstimator):
         """The fit of classes where nothing but the data is given: a linear model, unless a net gains on it."""
         if len(rows.x) <= FEW_ROWS:
             return self._infer(model, rows, seed)
-        linear_net = networks.mlp(
-            rows.x.shape[1],
-            (),
-            rows.width,
-            seed=seed,
-        ).double()
-        models = (
-            BNN(
-                linear_net,
-                model.prior,
-                model.likelihood,
-                standardizer=model.standardizer,
-            ),
-            model,
-        )
+        linear_net = networks.mlp(rows.x.shape[1], (), rows.width, seed=seed).double()
+        models = (with_net(model, linear_net), model)
         fits = [self._quiet_fit(candidate, rows, seed) for candidate in models]
         tried = subset(rows.x, rows.y)
         scores = [left_out_labels(fit.posterior, *tried) for fit in fits]
@@ -364,12 +345,7 @@ class Estimator(BaseEstimator):
         if likelihood is None:
             return None
         net = nn.Sequential(*cast(nn.Sequential, net), Offset(rows.y))
-        of_counts = BNN(
-            net,
-            model.prior,
-            likelihood,
-            standardizer=model.standardizer,
-        )
+        of_counts = with_net(model, net, likelihood)
         fit = self._quiet_fit(of_counts, rows, seed)
         meta = fit.posterior.meta
         # within a posterior sd of each weight

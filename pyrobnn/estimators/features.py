@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.data import Standardizer
+
 
 class Lift(nn.Module):
     r"""Features without skew, and sines and cosines of each: (N, feature) to (N, lifted), all shrunk together.
@@ -70,6 +72,18 @@ class Lift(nn.Module):
         lifted = self(torch.from_numpy(x))
         self._hold(shrink=(x.shape[1] / lifted.var(0).sum()).sqrt())
         self.width = lifted.shape[1]
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        units: Standardizer,
+        waves: int,
+        fastest: float = 1.0,
+    ) -> Lift:
+        """The lift for inputs x (N, feature) of the data, whose standard units are these."""
+        origin = -units.x_mean / units.x_scale
+        return cls(units.transform_x(x).numpy(), origin.numpy(), waves, fastest)
 
     def _hold(self, **values: np.ndarray | Tensor | float) -> None:
         for name, value in values.items():

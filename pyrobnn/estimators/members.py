@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import pyro
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.seeding import seeded
+from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.method import FitRun
@@ -18,6 +19,7 @@ from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Training
 from pyrobnn.inference.point_methods import DeepEnsemble
 from pyrobnn.model import NET
+from pyrobnn.model.compile.forecast import Compile
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,22 @@ class TabularEnsemble(DeepEnsemble):
 
     uses: ClassVar[tuple[str, ...]] = ("init",)
     prior_sd: ClassVar[float] = 1.1  # of a weight
+    # its steps are too few to repay a compile
+    compile: Compile = False
+
+    @classmethod
+    def of(
+        cls,
+        num_rows: int,
+        num_members: int,
+        num_steps: int,
+    ) -> TabularEnsemble:
+        """So many members, with batches that suit so many rows."""
+        return cls(
+            num_members=num_members,
+            num_steps=num_steps,
+            batch_size=128 if num_rows <= MAX_WHOLE_ROWS else 256,
+        )
 
     def _start(self, problem: Problem, run: FitRun) -> Tensor:
         if run.init is None:
@@ -78,7 +96,7 @@ class TabularEnsemble(DeepEnsemble):
                 gradient,
                 start,
                 problem.batches(self.batch_size),
-                Training.of(replace(self, compile=False), "cosine"),
+                Training.of(self, "cosine"),
                 slopes=True,
                 progress=run.progress,
                 name="the ensemble",

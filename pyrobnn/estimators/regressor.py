@@ -59,9 +59,10 @@ class BNNRegressor(RegressorMixin, Estimator):
     likelihoods. If the best predicts the rest better than a Bayesian linear regression by two standard errors, an
     ensemble of such nets is trained. Up to 2,000 rows, chains (:class:`pyrobnn.SGHMC`) start from its members and learn
     noise that depends on the input; with more rows the members learn it, its scale is calibrated on at most 500 rows
-    held out of training, by which ``verdict_`` judges the model, and ``num_draws`` is not used. Otherwise the
-    method is Laplace's approximation of a net of the features, or of their powers and sines where it predicts left-out
-    rows better, or of a linear model where neither gains; with a negative binomial of counts. Of a net, and of up to 50
+    held out of training, by which ``verdict_`` judges the model, and ``num_draws`` is not used. Where no ensemble gains
+    the method is Laplace's approximation of a linear model; with up to 500 rows of a net of the features, or of their
+    powers and sines where it predicts left-out rows better, or of a linear model where neither gains; with a negative
+    binomial of counts. Of a net, and of up to 50
     rows, short chains from its draws then go to the posterior itself, the noise inferred: draws are theirs where they
     arrive in a fixed amount of work (:meth:`pyrobnn.Posterior.refine`). With fewer than 10 rows, and up to 50 where
     they don't arrive, the method is NUTS. Caveats: neither the chains from an ensemble, too short to mix, nor its

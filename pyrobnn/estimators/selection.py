@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from pyrobnn.data import Standardizer
 from pyrobnn.estimators.comparison import gain, log_density, quiet
 from pyrobnn.estimators.fits import RunOptions
 from pyrobnn.estimators.members import TabularEnsemble
-from pyrobnn.estimators.wide import SHORT_STEPS, Data, Rule, share_of_steps
+from pyrobnn.estimators.wide import SHORT_STEPS, Data, Rule, divided, share_of_steps
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 
 #: rows, at most, of which rules are tried
@@ -75,9 +75,8 @@ class _Trial(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Trials:
-    """Short fits of rules to ``rows``, by how they predict new rows; all in standard units but the data."""
+    """Short fits of rules to ``rows``, by how they predict new rows: errors and log densities in standard units."""
 
-    method: TabularEnsemble
     rows: Data
     new_rows: Data
     units: Standardizer
@@ -94,19 +93,13 @@ class _Trials:
         seconds: float | None,
         run: RunOptions,
     ) -> _Trials:
-        """None yet, of two members each, to be tried on a fifth of the rows."""
+        """None yet, of data of which a fifth are the new rows."""
         x, y = data
-        order = torch.from_numpy(np.random.default_rng(run["seed"]).permutation(len(x)))
-        order = order[:MAX_SEARCH_ROWS]
-        new, training = order.tensor_split([min(len(order) // 5, 2000)])
-        batch_size = 128 if len(x) <= MAX_WHOLE_ROWS else 256
-        method = TabularEnsemble(
-            num_members=2,
-            num_steps=int(1200 * share_of_steps(seconds)),
-            batch_size=min(batch_size, len(training)),
-            compile=False,
-        )
-        return cls(method, (x[training], y[training]), (x[new], y[new]), units, seconds, run)
+        num_rows = min(len(x), MAX_SEARCH_ROWS)
+        num_new = min(num_rows // 5, 2000)
+        new, others = divided(len(x), num_new, run["seed"])
+        training = others[: num_rows - num_new]
+        return cls((x[training], y[training]), (x[new], y[new]), units, seconds, run)
 
     def linear_error(self) -> np.ndarray:
         """Errors (N,) of a Bayesian linear regression on the new rows."""
@@ -130,16 +123,13 @@ class _Trials:
         if self.trials and time.perf_counter() - self.begun > quarter:
             return
         normal = rule.likelihood is None
-        method = self.method
+        num_steps = int(1200 * share_of_steps(self.seconds))
         if not normal:
-            method = replace(method, num_steps=min(method.num_steps, SHORT_STEPS))
-        model = rule.model(
-            *self.rows,
-            self.units,
-            mean_only=normal,
-        )
+            num_steps = min(num_steps, SHORT_STEPS)
+        ensemble = TabularEnsemble.of(len(self.rows[0]), 2, num_steps)
+        model = rule.model(*self.rows, self.units, mean_only=normal)
         x, y = self.new_rows
-        prediction = method.fit(model, *self.rows, **self.run).predict(x)
+        prediction = ensemble.fit(model, *self.rows, **self.run).predict(x)
         error = self._error(self.units.transform_y(prediction.mean.cpu()))
         mean_square = np.mean(error**2)
         if normal:
@@ -170,11 +160,7 @@ def count_likelihood(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None
     likelihood = next(iter(responses(y)), None)
     if not isinstance(likelihood, lk.NegativeBinomial):
         return None, ""
-    folds = KFold(
-        min(10, len(y)),
-        shuffle=True,
-        random_state=0,
-    )
+    folds = KFold(min(10, len(y)), shuffle=True, random_state=0)
     y = y[:, 0]
     models = BayesianRidge(), PoissonRegressor(alpha=1 / len(y))
     with quiet():

@@ -17,7 +17,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.estimators.comparison import log_density, quiet
 from pyrobnn.estimators.features import Heads, Layer, Lift, Offset
-from pyrobnn.estimators.fits import Fit, RunOptions
+from pyrobnn.estimators.fits import Fit, RunOptions, with_net
 from pyrobnn.estimators.members import TabularEnsemble
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.optim.training import Optimizer
@@ -63,8 +63,7 @@ class Rule(NamedTuple):
 
         ``mean_only``: normal with known noise, of which only the mean is learned; else the noise is learned too.
         """
-        origin = (-units.x_mean / units.x_scale).numpy()
-        lift = Lift(units.transform_x(x).numpy(), origin, self.waves, self.fastest).float()
+        lift = Lift.of(x, units, self.waves, self.fastest).float()
         likelihood, head = self._noise_model(y, mean_only)
         widths = [lift.width, WIDTH, WIDTH, WIDTH, WIDTH]
         layers: list[nn.Module] = []
@@ -102,24 +101,21 @@ class Rule(NamedTuple):
         learns late. Of many rows they then learn the noise too, and some are held out to scale it.
         """
         begun = time.perf_counter()
-        ensemble = self._ensemble(len(data[0]), seconds)
-        held_out, rows = _without_held_out(data, run["seed"])
+        x, y = data
+        is_small = len(x) <= MAX_WHOLE_ROWS
+        held_out, training = divided(len(x), 0 if is_small else min(len(x) // 10, 500), run["seed"])
+        rows = (x[training], y[training])
+        ensemble = self._ensemble(len(x), seconds)
         with quiet():
-            members = ensemble.fit(
-                self.model(*data, units, mean_only=True),
-                *rows,
-                **run,
-            )
-        model = self.model(*data, units, mean_only=False)
-        if len(data[0]) <= MAX_WHOLE_ROWS:
-            chains = Chains(model, rows, members, run)
-            spent = time.perf_counter() - begun
-            remaining = None if seconds is None else seconds - spent
-            fit = chains.fit(num_draws or 100, remaining, compile)
+            members = ensemble.fit(self.model(x, y, units, mean_only=True), *rows, **run)
+        model = self.model(x, y, units, mean_only=False)
+        if is_small:
+            remaining = None if seconds is None else seconds - (time.perf_counter() - begun)
+            fit = Chains(model, rows, members, run).fit(num_draws or 100, remaining, compile)
         else:
             fit = _noise_learned(ensemble, model, rows, members, run)
             if self.likelihood is None:
-                scaled = _scaled(fit.posterior, data[0][held_out], data[1][held_out])
+                scaled = _scaled(fit.posterior, x[held_out], y[held_out])
                 fit = replace(fit, posterior=scaled)
         noise = self.likelihood or "normal noise that depends on the input"
         net = (
@@ -134,22 +130,14 @@ class Rule(NamedTuple):
     def _ensemble(self, num_rows: int, seconds: float | None) -> TabularEnsemble:
         """The ensemble that learns the mean of so many rows, in its share of the seconds."""
         # many members predict better than few that are trained for long, whose noise becomes too small
-        members = 4 if seconds is None else int(np.clip(seconds / 10, 2, 24))
+        num_members = 4 if seconds is None else int(np.clip(seconds / 10, 2, 24))
         if num_rows <= MAX_WHOLE_ROWS:
-            return TabularEnsemble(
-                num_members=members,
-                num_steps=int(1500 * share_of_steps(seconds, most=4) ** 0.5),
-                batch_size=min(num_rows, 128),
-                compile=False,
-            )
-        # of other likelihoods for as long as in the search, beyond which nothing showed that their width holds
-        num_steps = 3000 if self.likelihood is None else SHORT_STEPS
-        return TabularEnsemble(
-            num_members=members,
-            num_steps=int(num_steps * share_of_steps(seconds)),
-            batch_size=256,
-            compile=False,
-        )
+            num_steps = 1500 * share_of_steps(seconds, most=4) ** 0.5
+        else:
+            # of other likelihoods for as long as in the search, beyond which nothing showed that their width holds
+            usual = 3000 if self.likelihood is None else SHORT_STEPS
+            num_steps = usual * share_of_steps(seconds)
+        return TabularEnsemble.of(num_rows, num_members, int(num_steps))
 
 
 def share_of_steps(seconds: float | None, most: float = 1.0) -> float:
@@ -157,13 +145,10 @@ def share_of_steps(seconds: float | None, most: float = 1.0) -> float:
     return 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, most))
 
 
-def _without_held_out(data: Data, seed: int) -> tuple[Tensor, Data]:
-    """Positions of rows that scale the noise of an ensemble, none where chains learn it; and the rows of the fit."""
-    num = len(data[0])
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(num))
-    num_held_out = 0 if num <= MAX_WHOLE_ROWS else min(num // 10, 500)
-    held_out, training = order.tensor_split([num_held_out])
-    return held_out, (data[0][training], data[1][training])
+def divided(num_rows: int, num_held_out: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Positions of rows that are held out, and of the others, in an order by the seed."""
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(num_rows))
+    return order[:num_held_out], order[num_held_out:]
 
 
 def _noise_learned(
@@ -198,16 +183,13 @@ def _scaled(posterior: Posterior, x: Tensor, y: Tensor) -> Posterior:
         np.geomspace(0.5, 5, 70),
         key=lambda factor: log_density(error, factor**2 * noise + spread).mean(),
     )
-    model = posterior.bnn
-    net = cast(nn.Sequential, copy.deepcopy(model.net))
-    cast(Heads, net[-1]).factor = float(factor)
-    scaled = BNN(
-        net,
-        model.prior,
-        model.likelihood,
-        standardizer=model.standardizer,
-    )
-    return replace(posterior, model=scaled)
+
+    def with_factor(net: nn.Module) -> nn.Module:
+        scaled = cast(nn.Sequential, copy.deepcopy(net))
+        cast(Heads, scaled[-1]).factor = float(factor)
+        return scaled
+
+    return replace(posterior, model=posterior.bnn.with_nets(with_factor))
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,31 +228,25 @@ class Chains:
         return Fit(self._posterior(method, num_draws), method, words)
 
     def _effort(self, method: SGHMC, seconds: float) -> float:
-        """The multiple of the usual number of steps that takes four fifths of the seconds."""
+        """The multiple of the usual number of steps that takes four fifths of the seconds.
+
+        By the times of two short fits: both prepare, and load can hide the steps that the longer one has more.
+        """
         begun = time.perf_counter()
-        measured = max(1, int(5 * seconds))
-        cost = self._cost(method, measured) / measured
+        num_steps = max(1, int(5 * seconds))
+        with quiet():
+            short = self._seconds(method, 60)
+            long = self._seconds(method, 60 + num_steps)
+        seconds_of_step = max(long - short, long / 2) / num_steps
         remaining = 0.8 * (seconds - (time.perf_counter() - begun))
         # of 100 draws
         usual = WARMUP + 100 * THINNING
-        return float(np.clip(remaining / (usual * cost), 0.05, 50))
+        return float(np.clip(remaining / (usual * seconds_of_step), 0.05, 50))
 
-    def _cost(self, method: SGHMC, steps: int) -> float:
-        """Seconds that so many steps take, by two fits: both prepare, and load can hide the steps."""
-        seconds = []
-        with quiet():
-            for num_warmup in (60, 60 + steps):
-                posterior = self._posterior(
-                    replace(
-                        method,
-                        num_warmup=num_warmup,
-                        thinning=1,
-                    ),
-                    1,
-                )
-                seconds.append(posterior.meta["timings"]["fit"])
-        short, long = seconds
-        return max(long - short, long / 2)
+    def _seconds(self, method: SGHMC, num_steps: int) -> float:
+        """Seconds that a fit of so many steps takes."""
+        short = replace(method, num_warmup=num_steps, thinning=1)
+        return cast(float, self._posterior(short, 1).meta["timings"]["fit"])
 
     def _posterior(self, method: SGHMC, num_draws: int) -> Posterior:
         options = RunOptions(**self.run)
@@ -283,23 +259,10 @@ class Chains:
         )
 
 
-def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:
+def lifted(model: BNN, x: Tensor, seed: int) -> BNN:
     """The model with a net of one hidden layer on a :class:`Lift` of data x (N, feature)."""
     units = cast(Standardizer, model.standardizer)
     waves = max(0, min(8, (256 // x.shape[1] - 1) // 2))  # some 256 inputs of the net
-    lift = Lift(
-        units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), waves
-    ).double()
-    net = networks.mlp(
-        lift.width,
-        (50,),
-        1,
-        activation="silu",
-        seed=seed,
-    ).double()
-    return BNN(
-        nn.Sequential(lift, *net),
-        model.prior,
-        model.likelihood,
-        standardizer=units,
-    )
+    lift = Lift.of(x, units, waves).double()
+    net = networks.mlp(lift.width, (50,), 1, activation="silu", seed=seed).double()
+    return with_net(model, nn.Sequential(lift, *net))

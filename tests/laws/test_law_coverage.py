@@ -124,7 +124,7 @@ def test_of_many_rows_the_widths_are_found_on_a_part_and_the_mode_on_all(monkeyp
     monkeypatch.setattr(
         "pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short")
     )
-    monkeypatch.setattr("pyrobnn.estimators.empirical_bayes.MAX_TRIED_ROWS", 60)
+    monkeypatch.setattr("pyrobnn.estimators.fits.MAX_TRIED_ROWS", 60)
     generator = np.random.default_rng(1)
     x = generator.normal(size=(120, 5))
     y = generator.uniform(size=120) < 0.5
