@@ -72,7 +72,7 @@ SHORTER = (
 
 
 #: what leaves nothing of a notebook to the next one in its kernel
-CLEARED = """%reset -f
+_CLEARED = """%reset -f
 import matplotlib.pyplot, pyro
 matplotlib.pyplot.close("all")
 matplotlib.rcdefaults()
@@ -117,7 +117,7 @@ class Kernel:
         if client is None:
             client = self._client = self._new_client(path.parent)
         else:
-            clearing = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CLEARED)])
+            clearing = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(_CLEARED)])
             self._execute(client, clearing)
         reached = [0]
         client.on_cell_start = lambda cell, cell_index: reached.__setitem__(0, cell_index)
