@@ -69,8 +69,8 @@ def fit_by_evidence(
 
     Weights and noise that are maximised together fit the noise where rows are few. Where a Gram matrix takes at most
     2^27 operations, two nets climb the evidence; with more rows each fit has known noise. Both begin with a Bayesian
-    linear regression's, and with half of it under a prior four times as wide, and go on with the noise that residuals
-    ask for, and with the tuned prior, as the evidence rises.
+    linear regression's, and with half of it under a prior four times as wide, of several targets also with half of the
+    largest for all. They go on with the noise that residuals ask for, and with the tuned prior, as the evidence rises.
     """
     rows = subset(x, y)
     linear_noise, least_noise = linear_residual_scale(model, *rows)
@@ -85,6 +85,13 @@ def fit_by_evidence(
         return posterior, words
     posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
     return posterior, f"{words}, of {len(rows[0]):,} of {len(x):,} rows"
+
+
+class _Start(NamedTuple):
+    """Noise (out,), and the factor on the precision of a prior that is tuned, with which a search begins."""
+
+    scale: Tensor
+    factor: float
 
 
 class Attempt(NamedTuple):
@@ -122,25 +129,38 @@ class _NoiseSearch:
 
     def climbs(self) -> list[Climb]:
         """Climbs of two nets, those that ended somewhere: of the second net from the better start of the first."""
-        ends = [self._climb(self.model, share) for share in SHARES]
-        better_share = SHARES[0] if ends[0].evidence >= ends[1].evidence else SHARES[1]
-        ends.append(self._climb(self.model.reinitialized(1), better_share))
+        starts = self._starts()
+        ends = [self._climb(self.model, start) for start in starts]
+        better_start = starts[ends.index(max(ends, key=by_evidence))]
+        ends.append(self._climb(self.model.reinitialized(1), better_start))
         return [end for end in ends if end.evidence > -math.inf]
 
-    def _climb(self, net: BNN, share: float) -> Climb:
-        scale, factor = self._start(share)
-        return climb(net, *self.rows, scale, self.least_noise, factor, self.method.is_tuned)
+    def _climb(self, net: BNN, start: _Start) -> Climb:
+        return climb(
+            net, *self.rows, start.scale, self.least_noise, start.factor, self.method.is_tuned
+        )
 
-    def _start(self, share: float) -> tuple[Tensor, float]:
-        """Noise, and factor on the precision of a prior that is tuned, where a search begins."""
-        return share * self.linear_noise, share**4 if self.method.is_tuned else 1.0
+    def _starts(self) -> list[_Start]:
+        """Where a search begins.
+
+        Of several targets also with the same noise for all, half of the largest: where a line nearly explains one, its
+        small noise holds all hidden units where they are linear.
+        """
+        factors = [share**4 if self.method.is_tuned else 1.0 for share in SHARES]
+        starts = [
+            _Start(share * self.linear_noise, factor) for share, factor in zip(SHARES, factors)
+        ]
+        if len(self.linear_noise) > 1:
+            same_noise = self.linear_noise.max().expand_as(self.linear_noise)
+            starts.append(_Start(SHARES[-1] * same_noise, factors[-1]))
+        return starts
 
     def fits(self) -> list[Attempt]:
         """At most twelve fits: from each start, and then from the best so far for as long as a turn gains a nat.
 
         A turn is a fit with the noise that the residuals of the best ask for, and one with the prior tuned for it.
         """
-        tries = [self.attempt(*self._start(share)) for share in SHARES]
+        tries = [self.attempt(*start) for start in self._starts()]
         gained = math.inf
         while gained >= 1 and len(tries) < 12:
             best = max(tries, key=by_evidence)

@@ -1043,3 +1043,15 @@ def test_a_classifier_is_linear_unless_a_net_gains(linear):
     loss = -np.log(model.predict_proba(x[100:])[np.arange(1000), y[100:]]).mean()
     best = -np.log(1 / (1 + np.exp(np.where(y[100:] == 1, -odds[100:], odds[100:])))).mean()
     assert loss < best + (0.1 if linear else 0.25)  # of 0.69 for a constant
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_target_that_is_a_line_does_not_hide_one_that_is_none(seed):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(70, 3))
+    functions = np.column_stack([np.sin(2 * x[:, 0]), 100 * x[:, 0]])
+    y = functions + np.array([0.1, 1.0]) * generator.normal(size=(70, 2))
+    model = pb.BNNRegressor(random_state=0, compile=False).fit(x, y)
+    error = np.sqrt(np.mean((model.predict(x) - functions) ** 2, axis=0))
+    assert (error < [0.15, 2.0]).all()  # of 0.7 and 100 for a constant
