@@ -100,6 +100,13 @@ def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyrobnn.posterior.invariance._FEWEST_LEAPFROGS", 1)
 
 
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches with free noise end near the modes that they find: for tests of which any fit will do."""
+    monkeypatch.setattr("pyrobnn.inference.point_methods._VALLEY_ROUNDS", 2)
+    monkeypatch.setattr("pyrobnn.inference.point_methods._ROUNDS_TO_REST", 2)
+
+
 @pytest.fixture(autouse=True)
 def unchanged_global_state() -> Iterator[None]:
     """Fails a test that leaves a random state, flag, default, param store or figure changed.

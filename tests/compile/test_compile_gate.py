@@ -311,6 +311,7 @@ def replayed_scale(posterior, model, x) -> torch.Tensor:
     return data.base_dist.scale.flatten()[0]
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_a_guide_is_asked_without_private_names():
     posterior, model, x = fitted_guide()
     scale = posterior.draws["likelihood.scale"][0, 0].flatten()[0]
@@ -318,6 +319,7 @@ def test_a_guide_is_asked_without_private_names():
     assert not any("_PYRO_STACK" in source(path) for path in PRIVATE)
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_handlers_that_cannot_be_asked_are_an_error_where_draws_are_handed_over_and_no_fit_stops(
     monkeypatch,
 ):

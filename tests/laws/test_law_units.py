@@ -137,7 +137,7 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
         assert second[column] == pytest.approx(first[column], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.usefixtures("few_moves")
+@pytest.mark.usefixtures("few_moves", "few_rounds")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
 def test_trees_hold_functions_in_the_units_of_the_data(kind, name):

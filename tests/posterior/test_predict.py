@@ -228,6 +228,7 @@ def test_priors_of_two_outputs_by_net():
     assert p.mean.shape == p.var.shape == (40, 2)
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_one_draw_of_one_point_is_what_the_net_says(monkeypatch):
     """No search and no batching: the floor of a prediction by a point estimate."""
     from scipy.optimize import elementwise
