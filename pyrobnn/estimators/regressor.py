@@ -60,14 +60,16 @@ class BNNRegressor(RegressorMixin, Estimator):
     ensemble of such nets is trained. Up to 2,000 rows, chains (:class:`pyrobnn.SGHMC`) start from its members and learn
     noise that depends on the input; with more rows the members learn it, its scale is calibrated on at most 500 rows
     held out of training, by which ``verdict_`` judges the model, and ``num_draws`` is not used. Where no ensemble gains
-    the method is Laplace's approximation of a linear model; with up to 500 rows of a net of the features, or of their
-    powers and sines where it predicts left-out rows better, or of a linear model where neither gains; with a negative
-    binomial of counts. Of a net, and of up to 50
-    rows, short chains from its draws then go to the posterior itself, the noise inferred: draws are theirs where they
-    arrive in a fixed amount of work (:meth:`pyrobnn.Posterior.refine`). With fewer than 10 rows, and up to 50 where
-    they don't arrive, the method is NUTS. Caveats: neither the chains from an ensemble, too short to mix, nor its
-    members sample the posterior, as ``verdict_`` warns. Rows are sorted before the fit: what their order says (time) is
-    not seen.
+    the method is Laplace's approximation of a linear model.
+
+    Up to 500 rows it is Laplace's approximation of a net of the features, or of their powers and sines where that
+    predicts left-out rows better, or of a linear model where neither gains; counts have a negative binomial. Of a net,
+    and of up to 50 rows, short chains from its draws then go to the posterior itself, the noise inferred: draws are
+    theirs where they arrive in a fixed amount of work (:meth:`pyrobnn.Posterior.refine`). With fewer than 10 rows, and
+    up to 50 where they don't arrive, the method is NUTS.
+
+    Caveats: neither the chains from an ensemble, too short to mix, nor its members sample the posterior, as
+    ``verdict_`` warns. Rows are sorted before the fit: what their order says (time) is not seen.
 
     A DataFrame with text, categories or dates is encoded as by :func:`pyrobnn.data.from_frame` (``columns_``), but a
     column of 20 categories or more is one input: the effect of the row's category on each target, as a random effect
