@@ -258,7 +258,7 @@ class Estimator(BaseEstimator):
             return of_counts
         if num < FEWEST_ROWS:
             return self._infer(model, rows, seed)
-        if not ensemble_tried:
+        if num <= MAX_EVIDENCE_ROWS:
             net, gained, why = self._fit_nets(model, rows, seed)
             if gained:
                 fit = at_posterior(net.because(why), model, self.num_draws, seed)
