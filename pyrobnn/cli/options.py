@@ -151,7 +151,7 @@ def read(argv: Sequence[str], command: str) -> Config:
     # then the file, and over it the line
     study = _parsed(parser, file_options, without_help)
     methods = _methods_to_run(command, from_line, file_methods)
-    _check_labels(method_words, methods)
+    _check_labels(method_words, methods, "--method" if command == "fit" else "--methods")
     if from_line.quick and not file_options.get("quick"):
         methods = _without_quick_options(methods)
     configured, plain_methods = _configurations(methods, method_words, study)
@@ -328,22 +328,21 @@ def _chosen(words: Sequence[str], listed: NamedMethods) -> NamedMethods:
     return chosen
 
 
-def _check_labels(method_words: Mapping[str, Sequence[str]], methods: NamedMethods) -> None:
-    """ValueError where options are of a method that is not run."""
+def _check_labels(
+    method_words: Mapping[str, Sequence[str]],
+    methods: NamedMethods,
+    option: str,
+) -> None:
+    """ValueError where options are of a method that is not run; it is named by ``option``."""
     for label, words in method_words.items():
-        if label not in methods:
-            raise ValueError(
-                f"unrecognized arguments: {words[0]}: {_why_no_label(label, words[0], methods)}"
-            )
-
-
-def _why_no_label(label: str, word: str, methods: NamedMethods) -> str:
-    """What to do about an option that begins with the name of no method that runs."""
-    if label in METHODS:
-        return f"{label} is not among the methods that run, {', '.join(methods)}"
-    option = word.partition(".")[2]
-    written = " or ".join(f"--{name}.{option}" for name in methods)
-    return f"an option of a method begins with its name, as in {written}"
+        if label in methods:
+            continue
+        remedy = f"name the method in {option}"
+        if label not in METHODS:
+            _, _, field = words[0].partition(".")
+            written = " or ".join(f"--{name}.{field}" for name in methods)
+            remedy = f"an option of a method begins with its name, as in {written}"
+        raise ValueError(f"unrecognized arguments: {words[0]}: {remedy}")
 
 
 def _without_quick_options(methods: NamedMethods) -> NamedMethods:

@@ -96,7 +96,9 @@ class BNN:
     ):
         check_type("net", net, nn.Module, "a torch.nn.Module")
         check_type("prior", prior, Prior, "a tyxe.priors.Prior, such as pb.priors.FanInNormal()")
-        check_type("likelihood", likelihood, Likelihood, "one of pb.likelihoods")
+        check_type(
+            "likelihood", likelihood, Likelihood, "one of pb.likelihoods, such as Categorical()"
+        )
         refuse_unfit(net)
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         bare_net = net.net if isinstance(net, Exposed) else net
