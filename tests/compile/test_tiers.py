@@ -10,6 +10,7 @@ import pytest
 import torch
 from stand_in_device import stand_in_device
 from torch.func import grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pyrobnn as pb
 from pyrobnn.core.private_trace import trace
@@ -59,6 +60,12 @@ def _written_after_a_product(x, w):
     return plain, shifted, columns, shifted_columns
 
 
+def _constant_choices(z):
+    always = torch.tensor([True, True, True])
+    seeds = torch.ones_like(z) / 3.0
+    return torch.where(always, z * 2.0, -torch.inf) * seeds, torch.zeros_like(z), z.new_ones(2)
+
+
 FUNCTIONS = {
     "adam in place": (_adam, (_draws(5), torch.zeros(5), torch.tensor(40))),
     "random bits": (_bits, (torch.tensor([3, 5, 7]),)),
@@ -68,6 +75,7 @@ FUNCTIONS = {
     "zero dimensions": (lambda z: (z * 0.1 + 1.0, z**2, z > 0.3), (torch.tensor(0.3),)),
     "not finite": (lambda z: (z.log(), z / 0.0, z * 1.0), (_draws(4),)),
     "whole numbers": (lambda z: (z * 2, z + 0.5, z // 2, z**2), (torch.arange(4),)),
+    "constant choices": (_constant_choices, (_draws(3),)),
     "batched": (vmap(grad(lambda z: torch.nn.functional.softplus(z).sum())), (_draws(3, 4),)),
 }
 
@@ -88,6 +96,33 @@ def test_the_interpreted_graph_gives_the_same_bits(name):
             assert one.stride() == other.stride()
         for value in (*ours, *theirs):
             value.add_(1)
+
+
+class _Operations(TorchDispatchMode):
+    """The names of the operators that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_depends_on_nothing_that_changes_is_not_computed_again():
+    """A view of a whole tensor, asked for twice; the seed of a gradient; a choice that is always the same."""
+
+    def function(z):
+        whole = z.view(3) * z.view(3)
+        return grad(lambda u: torch.where(torch.ones(3, dtype=torch.bool), u * whole, 0.0).sum())(z)
+
+    z = _draws(3)
+    quick = interpreted(trace(function, [z]), [z])
+    with torch.no_grad(), _Operations() as operations:
+        slope = quick(z)
+    torch.testing.assert_close(slope, z.square())
+    assert operations.names == ["mul", "mul"]  # the square, and that times the seed
 
 
 def test_random_draws_stay_random():

@@ -54,6 +54,13 @@ _TAKE_NUMBERS = {
 _ATEN = torch.ops.aten
 #: operators that return the first argument where the second is one
 _NEUTRAL_ONE = {_ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.pow.Tensor_Scalar, _ATEN.mul.Scalar}
+#: operators whose result depends on the shape of their arguments alone
+_MADE_OF_SHAPES = {
+    _ATEN.ones_like.default,
+    _ATEN.zeros_like.default,
+    _ATEN.new_ones.default,
+    _ATEN.new_zeros.default,
+}
 #: names that differ from the operator's
 _PUBLIC_NAMES = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 
@@ -177,25 +184,33 @@ class _Rewriting:
             return
         twin = self._twin(node)
         if twin is not None:
+            # else the next that computes the same would bring this one back
+            self._known[self._name_of(node)] = twin
             node.replace_all_uses_with(twin)
             return
         self._simplify(node)
 
     def _twin(self, node: Node) -> Node | None:
-        """The argument of a node that is its result already: of a view, of a power or a product of one."""
+        """The argument of a node that is its result already: of a view, a power or product of one, or a choice."""
         if not node.args or not isinstance(node.args[0], Node) or self._memory.writes(node):
             return None
         argument = node.args[0]
-        if not _have_one_layout(self._values[argument], self._values[node]):
-            return None
         if self._is_view(node, argument):
             return argument
-        neutral = node.target in _NEUTRAL_ONE and self._is_one(node.args[1])
-        return argument if neutral and self._memory.may_be_shared(node) else None
+        same: Argument = None
+        if node.target in _NEUTRAL_ONE and self._is_one(node.args[1]):
+            same = argument
+        elif node.target is _ATEN.where.self and self._is_one(argument):
+            same = node.args[1]
+        if not isinstance(same, Node) or not self._memory.may_be_shared(node):
+            return None
+        return same if _have_one_layout(self._values[same], self._values[node]) else None
 
     def _is_view(self, node: Node, argument: Node) -> bool:
-        """Whether the result of a node lies where its argument does."""
+        """Whether the result of a node lies where its argument does, and as that does."""
         argument_value = self._values[argument]
+        if not _have_one_layout(argument_value, self._values[node]):
+            return False
         is_same_memory = argument_value.data_ptr() == self._values[node].data_ptr()
         return is_same_memory and bool(argument_value.numel())
 
@@ -223,6 +238,7 @@ class _Rewriting:
     def _is_constant(self, node: Node) -> bool:
         """Whether a node has the same value at every call, which nobody writes into."""
         fixed = all(source in self._constants for source in node.all_input_nodes)
+        fixed |= node.target in _MADE_OF_SHAPES
         return fixed and self._memory.may_be_shared(node)
 
     def _argument_for(self, value: Tensor) -> Node:
