@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,14 @@ from pyrobnn.model.handlers import (
     some_rows,
     wide,
 )
-from pyrobnn.model.log_terms import datum_terms, log_prob_sum, log_prob_total, without_validation
+from pyrobnn.model.log_terms import (
+    datum_terms,
+    is_plain_normal,
+    log_prob_of_normals,
+    log_prob_sum,
+    log_prob_total,
+    without_validation,
+)
 from pyrobnn.model.nodes import (
     Derived,
     Node,
@@ -704,7 +712,7 @@ class Density:
         """At ``z`` (dim,): log prior, log likelihood and log-Jacobian, (3,), float64."""
         if self._merged is not None:
             return self._merged(z)
-        log_prior, log_likelihood = self.log_parts_at(self.constrain(z))
+        log_prior, log_likelihood = self._log_parts(self.constrain(z), (), z)
         return torch.stack([log_prior, log_likelihood, self.log_jacobian(z).double()])
 
     @_in_its_floats
@@ -713,22 +721,56 @@ class Density:
         if self._merged is not None and not args:
             log_prior, log_likelihood, _ = self.log_terms(z).unbind()
             return log_prior, log_likelihood
-        return self.log_parts_at(self.constrain(z), *args)
+        return self._log_parts(self.constrain(z), args, z)
 
     @_in_its_floats
     def log_parts_at(self, values: Mapping[str, Value], *args: Tree) -> tuple[Tensor, Tensor]:
         """As :meth:`log_parts` at constrained values of the sites, site → (\\*shape)."""
+        return self._log_parts(values, args)
+
+    def _log_parts(
+        self,
+        values: Mapping[str, Value],
+        args: tuple[Tree, ...],
+        z: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`log_parts_at`, of values that are those of the vector ``z`` (dim,) where that is given."""
         if self.is_traced_alone(values.values()):
             # what raises is told by the plain run: it branches on the values of its sites
             tensors = {name: torch.as_tensor(value) for name, value in values.items()}
             with contextlib.suppress(RuntimeError):
                 return as_one_of_several(lambda one: self.log_parts_at(one, *args), tensors)
-        nodes = self.trace(values, args).values()
-        prior = [node for node in nodes if is_latent(node)]
-        likelihood = [node for node in nodes if is_observed(node)]
-        like = torch.as_tensor(values[self.sites[0].name])
+        nodes = self.trace(values, args)
+        runs = [] if z is None else self._normal_runs(nodes, values)
+        names_in_runs = {site.name for run in runs for site in run}
+        latent = [node for node in nodes.values() if is_latent(node)]
+        likelihood = [node for node in nodes.values() if is_observed(node)]
+        like = torch.as_tensor(values[self.sites[0].name]) if z is None else z
         with self._own_tensors(like):
-            return log_prob_total(prior, like.device), log_prob_total(likelihood, like.device)
+            others = [node for node in latent if node["name"] not in names_in_runs]
+            log_prior = log_prob_total(others, like.device)
+            for run in runs:
+                run_nodes = [nodes[site.name] for site in run]
+                run_values = like[run[0].start : run[-1].stop]
+                log_prior = log_prior + log_prob_of_normals(run_nodes, run_values)
+            return log_prior, log_prob_total(likelihood, like.device)
+
+    def _normal_runs(
+        self,
+        nodes: Mapping[str, Node],
+        values: Mapping[str, Value],
+    ) -> list[list[Site]]:
+        """Sites, of two or more next to each other, whose values are normal and lie in the vector as they are."""
+
+        def is_in_run(site: Site) -> bool:
+            node = nodes.get(site.name)
+            if node is None or not is_latent(node) or not is_identity(site.transform):
+                return False
+            is_given = node["value"] is values[site.name]
+            return is_given and node["value"].dtype == self.dtype and is_plain_normal(node)
+
+        runs = [list(run) for joins, run in itertools.groupby(self.sites, is_in_run) if joins]
+        return [run for run in runs if len(run) > 1]
 
     def is_traced_alone(self, values: Iterable[Value]) -> bool:
         """Whether a trace is under way, at one point, of a program whose Python reads its data."""

@@ -155,6 +155,11 @@ def _guard(fn: Distribution) -> None:
     fn.__dict__["_given"] = _computed_from(fn)
 
 
+def is_guarded(fn: Distribution) -> bool:
+    """Whether it was made while a program ran."""
+    return isinstance(fn, _Guarded)
+
+
 def kind_of(fn: Distribution) -> Kind:
     """The class of a distribution as the program knows it."""
     return _plain_class(type(fn))

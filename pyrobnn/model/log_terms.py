@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributions import Distribution, biject_to
 
 from pyrobnn.core.private_pyro import mask_of
-from pyrobnn.core.private_torch import values_unchecked
+from pyrobnn.core.private_torch import depends, values_unchecked
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import guards
-from pyrobnn.model.distribution_kinds import elementwise
+from pyrobnn.model.distribution_kinds import elementwise, is_normal
 from pyrobnn.model.nodes import Node, is_masked
 
 _Mask = Tensor | bool | None
@@ -50,6 +50,33 @@ def log_prob_total(nodes: Iterable[Node], device: torch.device) -> Tensor:
         for node in nodes:
             total = total + _log_prob_sum(node)
     return total
+
+
+def is_plain_normal(node: Node) -> bool:
+    """Whether the site's values are normal, each by itself, with parameters that depend on no other site."""
+    scale = node["scale"]
+    if is_masked(node) or isinstance(scale, Tensor) or scale != 1.0:
+        return False
+    fn = elementwise(node["fn"])
+    return is_normal(fn) and not depends(fn.loc) and not depends(fn.scale)
+
+
+def log_prob_of_normals(nodes: Iterable[Node], values: Tensor) -> Tensor:
+    """The log probability of plain normal sites together, whose values lie one after the other in a vector.
+
+    As the sum of :func:`log_prob_sum`, in the operations of one site.
+    """
+    fns = [elementwise(node["fn"]) for node in nodes]
+    # a prior on weights is made once, with its arguments validated; a site of a program while that runs
+    made_here = guards.guarded() if any(map(guards.is_guarded, fns)) else contextlib.nullcontext()
+    with made_here:
+        together = dist.Normal(
+            torch.cat([fn.loc.expand(fn.batch_shape).reshape(-1) for fn in fns]),
+            torch.cat([fn.scale.expand(fn.batch_shape).reshape(-1) for fn in fns]),
+            validate_args=False,
+        )
+    with without_validation():
+        return together.log_prob(values).sum(dtype=torch.float64)
 
 
 def _log_prob_sum(node: Node) -> Tensor:

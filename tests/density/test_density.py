@@ -226,6 +226,60 @@ def test_validation_stays_as_the_user_left_it():
             dist.Normal(0.0, -1.0)
 
 
+def _normals(x, y):
+    """Normal sites next to each other, and others that may not be taken together with them."""
+    pyro.sample("first", dist.Normal(0.3, 2.0))
+    row = pyro.sample("row", dist.Normal(torch.arange(3.0), 0.5).to_event(1))
+    with pyro.plate("groups", 2):
+        pyro.sample("group", dist.Normal(-1.0, torch.tensor([0.1, 4.0])))
+    pyro.sample("after", dist.Normal(row.sum(), 1.0))
+    with pyro.poutine.scale(scale=0.5):
+        pyro.sample("scaled", dist.Normal(0.0, 1.0))
+    pyro.sample(
+        "masked", dist.Normal(torch.zeros(2), 1.0).mask(torch.tensor([True, False])).to_event(1)
+    )
+    pyro.sample("positive", dist.HalfNormal(1.0))
+    pyro.sample("last", dist.Normal(torch.zeros(2, 2), 3.0).to_event(2))
+
+
+def test_normal_sites_next_to_each_other_are_one():
+    """Values to the rounding of their sum, gradients to the bit."""
+    density = Density(_normals, toy())
+    z = density.sample_prior(1, seed=3)[0]
+
+    def by_site(point):
+        return density.log_parts_at(density.constrain(point))[0]
+
+    together, alone = (
+        torch.func.grad_and_value(prior)(z)
+        for prior in (lambda point: density.log_parts(point)[0], by_site)
+    )
+    torch.testing.assert_close(together[1], alone[1], rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(together[0], alone[0], rtol=0.0, atol=0.0)
+    # what depends on another site is seen while derivatives are taken
+    names = []
+
+    def noted(point):
+        values = density.constrain(point)
+        for run in density._normal_runs(density.trace(values), values):
+            names.append([site.name for site in run])
+        return point.sum()
+
+    grad(noted)(z)
+    assert names == [["first", "row", "group"]]
+
+
+def test_an_impossible_normal_among_others_has_no_density():
+    def program(x, y):
+        pyro.sample("first", dist.Normal(0.0, 1.0))
+        pyro.sample("second", dist.Normal(torch.zeros(2), torch.tensor([1.0, -1.0])).to_event(1))
+
+    with pyro.validation_enabled(False):
+        density = Density(program, toy())
+        assert density.log_joint(torch.zeros(3)) == -torch.inf
+        assert grad(density.log_joint)(torch.ones(3)).tolist() == [-1.0, -1.0, 0.0]
+
+
 def test_priors_of_a_bnn_are_the_sites_priors():
     model = pb.BNN(toy_net(), normal_prior(0.5), pb.likelihoods.HomoskedasticGaussian(0.2))
     x, y = toy()
