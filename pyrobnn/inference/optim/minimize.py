@@ -654,7 +654,8 @@ class _AdamStep(_Step):
         rates = table[row[None]][0].to(theta.dtype)
         way = self._way(state, slope, rates)
         theta.sub_(member_rates[0] * way if member_rates else way)
-        mean.copy_(mean + rates[_WEIGHT] * (theta - mean))
+        if self.training.optimizer.average:
+            mean.add_(rates[_WEIGHT] * (theta - mean))
         record.index_put_((row,), rows)
         grad_norm.copy_(norm)
         step.add_(1)
@@ -668,8 +669,8 @@ class _AdamStep(_Step):
         """What the parameters are less by after this gradient; the moments are written into the state."""
         _, first_moment, second_moment, *_ = state
         rate, unbias, _, _ = rates.unbind()
-        first_moment.copy_(BETA1 * first_moment + (1 - BETA1) * slope)
-        second_moment.copy_(BETA2 * second_moment + (1 - BETA2) * slope * slope)
+        first_moment.mul_(BETA1).add_((1 - BETA1) * slope)
+        second_moment.mul_(BETA2).add_((1 - BETA2) * slope * slope)
         # both bias corrections are tabulated: rate = lr / (1 - b1^t), unbias = 1 / (1 - b2^t)
         return rate * first_moment / ((second_moment * unbias).sqrt() + EPS)
 

@@ -350,11 +350,10 @@ class HeldScale(Likelihood):
 
 def reweighted(loc: Tensor, scale: Tensor, level: Tensor) -> Tensor:
     """A location (…, N, out) with its gradient times (scale / level)², where the level (out,) is positive."""
-    positive = level > 0
-    known = torch.where(positive, level, torch.ones_like(level))
-    weight = torch.where(positive, (scale.detach() / known).square(), torch.ones_like(level))
-    value = loc.detach()
-    return value + weight * (loc - value)
+    held = (scale.detach() / level).square()
+    weight = torch.where(level > 0, held, torch.ones_like(held))
+    # its value is that of both ends, its gradient the weight
+    return torch.lerp(loc.detach(), loc, weight.expand_as(loc))
 
 
 def identified(likelihood: Likelihood, f: Tensor) -> Tensor:
