@@ -186,33 +186,28 @@ def _after_round(
 def _newton_like(gradients: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
     """The gradients (point, dim) times the inverse curvature that moves and turns (pair, point, dim) show.
 
-    The two-loop recursion of L-BFGS (Nocedal & Wright, algorithm 7.4); ``moves`` are its s, ``turns`` its y.
+    The two-loop recursion of L-BFGS (Nocedal & Wright, algorithm 7.4), each loop as a triangular system in the products
+    of moves, its s, and turns, its y.
     """
-    products = (moves * turns).sum(2, keepdim=True)
-    # zero of a pair that is not there yet
-    rates = torch.where(products > 0, 1 / products.clamp_min(1e-30), 0.0)
-    steps = gradients
-    shares = []
-    for move, turn, rate in zip(
-        moves.flip(0),
-        turns.flip(0),
-        rates.flip(0),
-        strict=True,
-    ):
-        shares.append(rate * (move * steps).sum(1, keepdim=True))
-        steps = steps - shares[-1] * turn
-    squares = turns[-1].square().sum(1, keepdim=True)
-    sizes = 1 / gradients.norm(dim=1, keepdim=True).clamp_min(1.0)
-    steps = steps * torch.where(products[-1] > 0, products[-1] / squares.clamp_min(1e-30), sizes)
-    for move, turn, rate, share in zip(
-        moves,
-        turns,
-        rates,
-        reversed(shares),
-        strict=True,
-    ):
-        steps = steps + (share - rate * (turn * steps).sum(1, keepdim=True)) * move
-    return steps
+    moves_of_points = moves.transpose(0, 1).double()
+    turns_of_points = turns.transpose(0, 1).double()
+    columns = gradients.double().unsqueeze(2)
+    products = moves_of_points @ turns_of_points.mT
+    curvatures = products.diagonal(dim1=1, dim2=2)
+    # a pair that is not there yet has products of zero
+    triangles = products.triu() + torch.diag_embed((curvatures == 0).double())
+    shares = torch.linalg.solve_triangular(triangles, moves_of_points @ columns, upper=True)
+    steps = columns - turns_of_points.mT @ shares
+    squares = turns_of_points[:, -1].square().sum(1)
+    sizes = 1 / columns.norm(dim=1).squeeze(1).clamp_min(1.0)
+    sizes = torch.where(curvatures[:, -1] > 0, curvatures[:, -1] / squares.clamp_min(1e-30), sizes)
+    steps = steps * sizes.reshape(-1, 1, 1)
+    corrections = torch.linalg.solve_triangular(
+        triangles.mT,
+        curvatures.unsqueeze(2) * shares - turns_of_points @ steps,
+        upper=False,
+    )
+    return (steps + moves_of_points.mT @ corrections).squeeze(2).to(gradients)
 
 
 def polish(
