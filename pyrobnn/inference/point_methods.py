@@ -23,7 +23,13 @@ from pyrobnn.inference.optim.free_noise import FreeNoise
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import Units, weight_spreads
 from pyrobnn.inference.optim.path_ends import REFINING_STEPS, Refinement, worths_of
-from pyrobnn.inference.optim.paths import MAX_PATHS, Search, num_together, search_each
+from pyrobnn.inference.optim.paths import (
+    MAX_PATHS,
+    Search,
+    num_together,
+    relative_cost,
+    search_each,
+)
 from pyrobnn.inference.optim.saddle import MAX_COORDINATES, below_saddle
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.model import Density
@@ -36,7 +42,7 @@ _VALLEY_ROUNDS = 24
 _ROUNDS_TO_REST = 96
 #: rows up to which passes over all of them are cheap
 _MANY_ROWS = 5000
-#: of the rows that a search by mini-batches has seen, those that a look at its end may
+#: of the cost of a search by mini-batches, that of a look at its end
 _LOOK_SHARE = 0.25
 #: what is added to the seed of a member for that of its batches
 _BATCHES = 2**40
@@ -479,8 +485,10 @@ class MAP(Trained):
         """Whether a look at what is left to gain, on all rows, is a small part of a search by mini-batches."""
         if self.batch_size is None or problem.loader is not None or problem.num_rows > _MANY_ROWS:
             return False
-        seen = result.num_steps * self.batch_size
-        return NUM_LOOKS * problem.num_rows <= _LOOK_SHARE * seen
+        dim = problem.density.dim
+        look = NUM_LOOKS * relative_cost(problem.num_rows * dim)
+        search = result.num_steps * relative_cost(self.batch_size * dim)
+        return look <= _LOOK_SHARE * search
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density

@@ -88,6 +88,11 @@ def num_together(
     return max(1, min(room, max_paths))
 
 
+def relative_cost(numbers: int) -> float:
+    """Of a step on so many numbers (rows times parameters), in steps on a few: those cost what their operations do."""
+    return max(1.0, numbers / _MAX_TOGETHER)
+
+
 @dataclass(frozen=True, eq=False)
 class Paths:
     """Where the paths of a search start, and how.
