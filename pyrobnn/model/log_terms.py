@@ -67,12 +67,21 @@ def log_prob_of_normals(nodes: Iterable[Node], values: Tensor) -> Tensor:
     As the sum of :func:`log_prob_sum`, in the operations of one site.
     """
     fns = [elementwise(node["fn"]) for node in nodes]
+
+    def in_a_row(parameters: list[Tensor]) -> Tensor:
+        # a number without dimensions may lie on another device
+        pieces = [
+            parameter.expand(fn.batch_shape).reshape(-1).to(values.device)
+            for fn, parameter in zip(fns, parameters, strict=True)
+        ]
+        return torch.cat(pieces)
+
     # a prior on weights is made once, with its arguments validated; a site of a program while that runs
     made_here = guards.guarded() if any(map(guards.is_guarded, fns)) else contextlib.nullcontext()
     with made_here:
         together = dist.Normal(
-            torch.cat([fn.loc.expand(fn.batch_shape).reshape(-1) for fn in fns]),
-            torch.cat([fn.scale.expand(fn.batch_shape).reshape(-1) for fn in fns]),
+            in_a_row([fn.loc for fn in fns]),
+            in_a_row([fn.scale for fn in fns]),
             validate_args=False,
         )
     with without_validation():
