@@ -197,7 +197,8 @@ def distributions_born(hook: Callable[[Distribution], None]) -> Iterator[None]:
     global _num_watchers
     with _births_lock:
         _num_watchers += 1
-        _make_distributions_by(_init_with_hook, _clamp_with_hook)
+        if _num_watchers == 1:
+            _make_distributions_by(_init_with_hook, _clamp_with_hook)
     before = _birth_hooks.hooks
     _birth_hooks.hooks = (*before, hook)
     try:

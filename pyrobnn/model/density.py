@@ -740,20 +740,22 @@ class Density:
             tensors = {name: torch.as_tensor(value) for name, value in values.items()}
             with contextlib.suppress(RuntimeError):
                 return as_one_of_several(lambda one: self.log_parts_at(one, *args), tensors)
-        nodes = self.trace(values, args)
-        runs = [] if z is None else self._normal_runs(nodes, values)
-        names_in_runs = {site.name for run in runs for site in run}
-        latent = [node for node in nodes.values() if is_latent(node)]
-        likelihood = [node for node in nodes.values() if is_observed(node)]
         like = torch.as_tensor(values[self.sites[0].name]) if z is None else z
-        with self._own_tensors(like):
-            others = [node for node in latent if node["name"] not in names_in_runs]
-            log_prior = log_prob_total(others, like.device)
-            for run in runs:
-                run_nodes = [nodes[site.name] for site in run]
-                run_values = like[run[0].start : run[-1].stop]
-                log_prior = log_prior + log_prob_of_normals(run_nodes, run_values)
-            return log_prior, log_prob_total(likelihood, like.device)
+        # entered once for all that is inside
+        with without_validation():
+            nodes = self.trace(values, args)
+            runs = [] if z is None else self._normal_runs(nodes, values)
+            names_in_runs = {site.name for run in runs for site in run}
+            latent = [node for node in nodes.values() if is_latent(node)]
+            likelihood = [node for node in nodes.values() if is_observed(node)]
+            with self._own_tensors(like):
+                others = [node for node in latent if node["name"] not in names_in_runs]
+                log_prior = log_prob_total(others, like.device)
+                for run in runs:
+                    run_nodes = [nodes[site.name] for site in run]
+                    run_values = like[run[0].start : run[-1].stop]
+                    log_prior = log_prior + log_prob_of_normals(run_nodes, run_values)
+                return log_prior, log_prob_total(likelihood, like.device)
 
     def _normal_runs(
         self,

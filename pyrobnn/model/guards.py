@@ -170,6 +170,11 @@ def guarded() -> contextlib.AbstractContextManager[None]:
     return distributions_born(_guard)
 
 
+def unguarded() -> contextlib.AbstractContextManager[None]:
+    """Inside, distributions that this thread makes are as their class has them."""
+    return distributions_born(_unguarded)
+
+
 @contextlib.contextmanager
 def _explained(fn: Distribution) -> Iterator[None]:
     """An error of drawing, told as the parameter that is impossible."""
@@ -571,7 +576,7 @@ def _shielded(fn: Distribution, is_possible: Tensor) -> Any:
             for name in names
         }
         # not where the class computes one parametrisation of another, and takes only one of them
-        with distributions_born(_unguarded), contextlib.suppress(ValueError, TypeError):
+        with unguarded(), contextlib.suppress(ValueError, TypeError):
             return kind(**parameters)
     twin: Any = object.__new__(kind)
     transforms: dict[int, Transform] = {}

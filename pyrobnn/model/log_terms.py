@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterable, Iterator
 
 import pyro
@@ -22,14 +23,31 @@ from pyrobnn.model.nodes import Node, is_masked
 _Mask = Tensor | bool | None
 
 
+class _Validation(threading.local):
+    """Whether this thread is inside of :func:`without_validation`."""
+
+    is_off = False
+
+
+_VALIDATION = _Validation()
+
+
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
     """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside.
 
     In its place a density is zero where a parameter is impossible (:mod:`pyrobnn.model.guards`).
     """
-    with process_state(), pyro.validation_enabled(False), values_unchecked(), guards.guarded():
+    # to enter takes as long as a site does: torch forgets what it knows of all classes of distributions
+    if _VALIDATION.is_off:
         yield
+        return
+    with process_state(), pyro.validation_enabled(False), values_unchecked(), guards.guarded():
+        _VALIDATION.is_off = True
+        try:
+            yield
+        finally:
+            _VALIDATION.is_off = False
 
 
 def log_prob_sum(node: Node) -> Tensor:
@@ -45,7 +63,6 @@ def log_prob_total(nodes: Iterable[Node], device: torch.device) -> Tensor:
         dtype=torch.float64,
         device=device,
     )
-    # entered once: it takes as long as a small site does
     with without_validation():
         for node in nodes:
             total = total + _log_prob_sum(node)
@@ -77,14 +94,12 @@ def log_prob_of_normals(nodes: Iterable[Node], values: Tensor) -> Tensor:
         return torch.cat(pieces)
 
     # a prior on weights is made once, with its arguments validated; a site of a program while that runs
-    made_here = guards.guarded() if any(map(guards.is_guarded, fns)) else contextlib.nullcontext()
-    with made_here:
-        together = dist.Normal(
-            in_a_row([fn.loc for fn in fns]),
-            in_a_row([fn.scale for fn in fns]),
-            validate_args=False,
-        )
+    guard = guards.guarded() if any(map(guards.is_guarded, fns)) else guards.unguarded()
     with without_validation():
+        with guard:
+            together = dist.Normal(
+                in_a_row([fn.loc for fn in fns]), in_a_row([fn.scale for fn in fns])
+            )
         return together.log_prob(values).sum(dtype=torch.float64)
 
 

@@ -10,6 +10,7 @@ from models import diabetes_linear, diabetes_model, normal_prior, toy, toy_model
 from torch.func import grad, vmap
 
 import pyrobnn as pb
+from pyrobnn.core import private_torch
 from pyrobnn.model import Density
 from pyrobnn.model.compile import compiled
 
@@ -224,6 +225,19 @@ def test_validation_stays_as_the_user_left_it():
         Density(scale_program, toy()).log_joint(torch.zeros(2))
         with pytest.raises(ValueError):
             dist.Normal(0.0, -1.0)
+
+
+def test_one_evaluation_changes_torchs_distributions_once(monkeypatch):
+    """Torch forgets its look-ups of all of their classes at every change, which takes as long as a site."""
+    density = Density(plate_program, toy())
+    z = density.sample_prior(1, seed=0)[0]
+    changes = []
+    change = private_torch._make_distributions_by
+    monkeypatch.setattr(
+        private_torch, "_make_distributions_by", lambda *new: changes.append(new) or change(*new)
+    )
+    density.log_joint(z)
+    assert len(changes) == 2  # there and back
 
 
 def _normals(x, y):
