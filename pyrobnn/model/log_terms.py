@@ -75,7 +75,9 @@ def is_plain_normal(node: Node) -> bool:
     if is_masked(node) or isinstance(scale, Tensor) or scale != 1.0:
         return False
     fn = elementwise(node["fn"])
-    return is_normal(fn) and not depends(fn.loc) and not depends(fn.scale)
+    if not is_normal(fn) or fn.batch_shape != node["value"].shape:
+        return False
+    return not depends(fn.loc) and not depends(fn.scale)
 
 
 def log_prob_of_normals(nodes: Iterable[Node], values: Tensor) -> Tensor:
