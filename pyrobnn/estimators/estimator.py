@@ -209,6 +209,11 @@ class Estimator(BaseEstimator):
             return self._fit_labels(model, rows, seed)
         if is_open and not labels:
             return self._fit_open(model, rows, seed)
+        if self.max_seconds is not None and labels:
+            raise ValueError(
+                "'max_seconds' is spent by BNNRegressor, which has members to add; BNNClassifier compares a few fits "
+                "and ends by itself: leave it out"
+            )
         if self.max_seconds is not None:
             raise ValueError(
                 "'max_seconds' is spent by method='auto' of one target where net, hidden, prior, likelihood and noise "
