@@ -15,7 +15,7 @@ import inspect
 import logging
 import os
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,10 @@ def _tracing(**options: Any) -> Context:
 # -- inductor ----------------------------------------------------------------------------------------------------------
 
 
-def in_this_order(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """Inductor's operator that stores a tensor as its strides say; the tensor itself where there is none."""
+def order_operator() -> Any:
+    """Inductor's operator (tensor, strides) that stores a tensor as the strides say; None where there is none."""
     operator = find("torch._inductor.inductor_prims.force_stride_order")
-    return tensor if operator is None else getattr(operator, "default", operator)(tensor, strides)
+    return getattr(operator, "default", operator)
 
 
 def lacks_compiler() -> bool:

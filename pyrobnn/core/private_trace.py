@@ -117,17 +117,21 @@ class Tracer:
         """None where nothing is traced, the graph is of any number of rows, or this torch does not say so."""
         if _ANY_ROWS.get():
             return None
-        wrappers = (
-            private.find("torch._C._functorch.is_functorch_wrapped_tensor"),
-            private.find("torch._C._functorch.get_unwrapped"),
+        wrappers = private.looked_up(
+            private.find,
+            "torch._C._functorch.is_functorch_wrapped_tensor",
+            "torch._C._functorch.get_unwrapped",
         )
         if None in wrappers:
             return None
         recording = _Recording.active()
         if recording is not None:
             return cls(recording.paused, *wrappers)
-        mode = private.find("torch.fx.experimental.proxy_tensor.get_proxy_mode")
-        pause = private.find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
+        mode, pause = private.looked_up(
+            private.find,
+            "torch.fx.experimental.proxy_tensor.get_proxy_mode",
+            "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",
+        )
         if None in (mode, pause) or mode() is None:
             return None
         return cls(pause, *wrappers)

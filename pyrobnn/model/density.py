@@ -988,11 +988,20 @@ class Density:
             return handlers
         if self.habits.writes:
             handlers.append(OwnTensors(point))
+        return handlers + self.readers(point, args)
+
+    def readers(self, point: Tensor, args: tuple[Tree, ...] = ()) -> list[CallHandler]:
+        """The handlers of Python that reads the program's data, the program's own or a guide's.
+
+        Args:
+            point: what is of one point, as a value of a site or a parameter of a guide.
+            args: arguments in the place of the data.
+        """
         # data that are arguments of a compiled function, and subsamples, are no constants
         whole = self.rows is None and (self._all_rows or not self.plate_sizes)
         if self.owner is None and not args and whole and is_batched(point):
-            handlers.append(Constants())
-        return handlers
+            return [Constants()]
+        return []
 
     def _check_latent_sites(self, nodes: Mapping[str, Node]) -> None:
         """Refuse a run whose latent sites are not those of the first."""

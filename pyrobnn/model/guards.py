@@ -36,6 +36,7 @@ from pyrobnn.core.private_torch import (
     factor_of,
     is_batched,
 )
+from pyrobnn.core.private_trace import Tracer
 
 _Shape = torch.Size | Sequence[int]
 _LogProb = Callable[[Any, Tensor], Tensor]
@@ -515,9 +516,10 @@ class _Context(Protocol):
 
 
 class _Masked(torch.autograd.Function):
-    """The identity, with a gradient of zero where a mask is false, whatever comes back; ``torch.where`` costs more.
+    """The identity, with a gradient of zero where a mask is false, whatever comes back.
 
-    What is computed forwards stays as it is: an operation in the way of every parameter halves the speed of a program.
+    What is computed forwards stays as it is: in a trace, an operation in the way of every parameter halves the speed of
+    a program.
     """
 
     generate_vmap_rule = True
@@ -548,7 +550,13 @@ def _shield(value: _T, is_possible: Tensor, events: int) -> _T:
         return value
     is_possible = is_possible.reshape(is_possible.shape + (1,) * events)
     shape = torch.broadcast_shapes(value.shape, is_possible.shape)
-    return _Masked.apply(value.expand(shape), is_possible.expand(shape))
+    expanded = value.expand(shape)
+    is_possible = is_possible.expand(shape)
+    if Tracer.active() is not None:
+        return _Masked.apply(expanded, is_possible)
+    # the same derivatives; the Python of `_Masked`, run at every call and not once, takes far longer
+    shielded: Any = torch.where(is_possible, expanded, expanded.detach())
+    return shielded
 
 
 def _unguarded(fn: Distribution) -> None:

@@ -30,6 +30,8 @@ from pyrobnn.posterior.one_step import joint_events, one_step
 #: seconds that replicates may take: a share of the fit's, and at least this many
 _SHARE_OF_FIT = 0.25
 _LEAST_SECONDS = 1.0
+#: parameters and data of all the draws at which the log densities are computed together
+_NUMBERS_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +267,10 @@ def log_densities_by_site(
         # no site has the name ""
         return {"": density.log_base(point), **density.data_terms(point)}
 
-    flat = at_each(densities, z.reshape(-1, density.dim), at_once=DRAWS_AT_ONCE)
+    numbers_per_draw = density.dim + sum(density.derived.replicated.values())
+    # the Python of the program runs once for each batch of draws
+    at_once = max(DRAWS_AT_ONCE, _NUMBERS_AT_ONCE // max(1, numbers_per_draw))
+    flat = at_each(densities, z.reshape(-1, density.dim), at_once=at_once)
     base = flat.pop("").reshape(z.shape[:-1])
     terms = {}
     for name, value in flat.items():

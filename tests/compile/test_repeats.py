@@ -68,8 +68,26 @@ def walk(x, y):
         pyro.sample(f"y_{t}", dist.Normal(state, scale), obs=y[t])
 
 
+def local_level(x, y):
+    """A latent site for each time: each is the mean of the next and of its datum."""
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    level = pyro.sample("level_0", dist.Normal(0.0, 1.0))
+    pyro.sample("y_0", dist.Normal(level, noise), obs=y[0])
+    for t in range(1, len(y)):
+        level = pyro.sample(f"level_{t}", dist.Normal(level, spread))
+        pyro.sample(f"y_{t}", dist.Normal(level, noise), obs=y[t])
+
+
 #: of the operations of value and gradient, those that are left of thirty repetitions, at most
-LEFT = {hidden_markov: 0.45, autoregression: 0.2, many_sites: 0.45, walk: 0.7, coin: 0.2}
+LEFT = {
+    hidden_markov: 0.45,
+    autoregression: 0.2,
+    many_sites: 0.45,
+    walk: 0.7,
+    coin: 0.2,
+    local_level: 0.09,
+}
 
 
 def gradients_of(function, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,6 +112,7 @@ def test_values_and_gradients_are_the_programs(program):
         pytest.param(many_sites, marks=pytest.mark.slow),
         walk,
         coin,
+        local_level,
     ],
 )
 def test_a_long_program_has_few_operations(program):

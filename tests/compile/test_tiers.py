@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pyrobnn as pb
 from pyrobnn.core.private_trace import trace
-from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile import compiled, materialize
 from pyrobnn.model.compile.forecast import Forecast, Work
 from pyrobnn.model.compile.interpreted import interpreted
 
@@ -66,12 +66,22 @@ def _constant_choices(z):
     return torch.where(always, z * 2.0, -torch.inf) * seeds, torch.zeros_like(z), z.new_ones(2)
 
 
+def _put_in_order(x):
+    doubled = x * 2.0
+    written = x + 1.0
+    before = materialize(written) * 1.5
+    copy_of_written = materialize(written)
+    written.add_(1.0)
+    return materialize(doubled).sin(), materialize(x.T * 3.0) + 1.0, before, copy_of_written + 0.5
+
+
 FUNCTIONS = {
     "adam in place": (_adam, (_draws(5), torch.zeros(5), torch.tensor(40))),
     "random bits": (_bits, (torch.tensor([3, 5, 7]),)),
     "the same twice": (_same_work_twice, (_draws(4, 2), _draws(2, 3))),
     "written between": (_written_between, (_draws(3),)),
     "written after a product": (_written_after_a_product, (_draws(4, 2), _draws(2, 3))),
+    "put in order": (_put_in_order, (_draws(4, 2),)),
     "zero dimensions": (lambda z: (z * 0.1 + 1.0, z**2, z > 0.3), (torch.tensor(0.3),)),
     "not finite": (lambda z: (z.log(), z / 0.0, z * 1.0), (_draws(4),)),
     "whole numbers": (lambda z: (z * 2, z + 0.5, z // 2, z**2), (torch.arange(4),)),
@@ -208,6 +218,12 @@ def test_what_nobody_asks_for_is_not_computed():
 
     step = compiled(half_asked_for, torch.zeros(2), enabled="trace")
     assert "exp" not in inspect.unwrap(step.unchecked).func.__self__.code
+
+
+def test_a_copy_into_the_order_of_its_original_is_left_out():
+    step = compiled(lambda z: materialize(z * 3.0).sin(), torch.zeros(2, 3), enabled="trace")
+    code = inspect.unwrap(step.unchecked).func.__self__.code
+    assert "sin" in code and "stride_order" not in code
 
 
 @pytest.mark.parametrize("power", [3, 0.5, -0.5, -2])

@@ -19,6 +19,7 @@ from pyrobnn.inference.hmc import run, stepper
 from pyrobnn.inference.hmc.starts import finite_starts
 from pyrobnn.inference.hmc.windows import STATS, extend_phase, not_stationary, planned
 from pyrobnn.model import Density, gradient
+from pyrobnn.model.compile import Compiled
 
 QUICK = {"compile": False}
 
@@ -301,7 +302,11 @@ def test_what_is_around_a_gradient_that_looks_at_values_is_traced_to_the_same_bi
     x = torch.linspace(-1, 1, 10)
     method = pb.NUTS(num_chains=1, num_warmup=10, compile=False)
     draws = method.fit(looking, x, 2 * x, num_draws=5).draws
-    monkeypatch.setattr(stepper, "_around_gradient", lambda machine, example, step: step)
+    monkeypatch.setattr(
+        stepper,
+        "_around_gradient",
+        lambda machine, example, calls: Compiled(machine.grow, "eager", 0.0),
+    )
     # without the values being read, every parameter is guarded
     monkeypatch.setattr(gradient, "values_read", contextlib.nullcontext)
     eager = method.fit(looking, x, 2 * x, num_draws=5).draws

@@ -8,8 +8,10 @@ import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 
+from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.checkpoints import fingerprint
 from pyrobnn.inference.hmc.leapfrog import Place
+from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.metric import whitening
 from pyrobnn.inference.hmc.step_size import (
     FROZEN,
@@ -74,6 +76,38 @@ def test_nothing_moves_that_has_not_ended_or_is_frozen():
     assert torch.equal(moved[:, 1:], own[:, 1:]) and float(moved[0, 0]) < float(own[0, 0])
     pooled = first_adaptation(0.1, 4, CPU, POOLED, 0.8)
     assert torch.equal(updated_adaptation(pooled, rate, ~ALL, 4), pooled)
+
+
+@pytest.mark.parametrize("trajectory", [None, 3])
+def test_a_step_in_two_halves_is_the_step_to_the_bit_and_the_second_waits_for_an_end(trajectory):
+    scale = torch.tensor([1.0, 0.5, 2.0])
+    gradient = lambda z: (-z / scale**2, -0.5 * (z / scale).square().sum(-1).double())  # noqa: E731
+    machine = Machine(
+        gradient, 2, 3, 40, torch.float32, CPU, max_depth=4, trajectory=trajectory, num_latest=40
+    )
+    start = torch.tensor([[0.3, -0.2, 1.0], [1.0, 0.4, -2.0]])
+    keys = rng.key(torch.tensor(5), torch.arange(2))
+    dual = first_adaptation(0.4, 2, CPU, POOLED, 0.8)
+    place = Place(start, *gradient(start))
+    runs = []
+    for _ in range(2):
+        state = machine.start(place, dual, keys, torch.zeros(2, dtype=torch.float64))
+        runs.append((*(part.clone() for part in state), *machine.buffers(), torch.ones(3), keys))
+    whole, halves = runs
+    num_skipped = 0
+    for _ in range(60):
+        machine.step(*whole)
+        ending = machine.grow(*halves)
+        if bool(ending[0].any()):
+            machine.finish(*ending, *halves)
+        num_skipped += not bool(ending[0].any())
+        for one, other in zip(whole[:3], halves[:3], strict=True):
+            assert torch.equal(one, other)
+    assert num_skipped > 10
+    for chain, num_draws in enumerate(whole[1][1].int().tolist()):
+        assert num_draws > 5
+        for one, other in zip(whole[5:7], halves[5:7], strict=True):
+            assert torch.equal(one[chain, :num_draws], other[chain, :num_draws])
 
 
 def test_dual_averaging_is_the_papers_recursion_for_one_chain():

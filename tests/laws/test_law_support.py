@@ -323,6 +323,24 @@ def test_compiled_and_eager_densities_are_the_same():
     torch.testing.assert_close(compiled_gradients, gradients)
 
 
+def test_traced_and_eager_derivatives_are_the_same_to_the_bit():
+    """A trace and a run of Python keep the gradient of what is impossible away in two ways."""
+    density = Density(beta_by_mean_and_sd, (None, None))
+    points = density.sample_box(40, seed=0)
+    function, _ = batched_gradient(density.log_joint, points)
+    step = compiled(function, points, enabled="trace", clone=False)
+    assert step.tier == "trace"
+    gradients, values = function(points)
+    assert 0 < (values == -torch.inf).sum() < 40
+    for traced, eager in zip(step(points), (gradients, values), strict=True):
+        assert torch.equal(traced, eager)
+    for point, gradient in zip(points, gradients, strict=True):
+        for axis, direction in enumerate(torch.eye(density.dim)):
+            along = (direction.to(point),)
+            slope = torch.func.jvp(density.log_joint, (point,), along)[1]
+            torch.testing.assert_close(slope, gradient[axis].to(slope))
+
+
 def test_second_derivatives_are_finite_and_those_inside_right():
     y = real(0.4, 0.9)
 

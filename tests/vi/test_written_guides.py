@@ -381,3 +381,50 @@ def test_a_net_may_give_the_moments_of_a_guide():
 def test_a_function_that_is_no_guide_and_makes_none_is_named(guide):
     with pytest.raises((TypeError, Refused), match="AutoGuide|lacks 'slope', 'scale'"):
         fitted(guide)
+
+
+def levels(x, y):
+    for i in pyro.plate("groups", 3):
+        level = pyro.sample(f"level_{i}", dist.Normal(0.0, 1.0))
+        pyro.sample(f"y_{i}", dist.Normal(level, 1.0), obs=y[i])
+
+
+def levels_guide(x, y):
+    """It loops over a plate, and reads the data."""
+    for i in pyro.plate("groups", 3):
+        start = y[i] if y[i] > 0 else torch.tensor(0.0)
+        loc = pyro.param(f"loc_{i}", start)
+        scale = pyro.param(f"scale_{i}", torch.tensor(0.7), constraint=dist.constraints.positive)
+        pyro.sample(f"level_{i}", dist.Normal(loc, scale))
+
+
+def branching_levels_guide(x, y):
+    """It reads what it has drawn."""
+    scale = pyro.param("scale", torch.tensor(0.7), constraint=dist.constraints.positive)
+    loc = pyro.param("loc", torch.zeros(3))
+    first = pyro.sample("level_0", dist.Normal(loc[0], scale))
+    for i in (1, 2):
+        moved = loc[i] if first > 0 else loc[i] + 0.1
+        pyro.sample(f"level_{i}", dist.Normal(moved, scale))
+
+
+def test_a_guide_may_read_the_data_as_a_program_may_and_is_traced():
+    y = torch.tensor([1.0, -2.0, 0.4])
+    posterior = pb.SVI(guide=levels_guide, num_steps=800, lr=0.02, compile=False).fit(
+        levels, None, y, num_draws=4000
+    )
+    assert posterior.meta["tier"]["tier"] == "trace"
+    for i, value in enumerate(y):
+        draws = posterior.draws[f"level_{i}"][0]
+        # of 4,000 draws, and of the noise of the steps
+        assert float(draws.mean()) == pytest.approx(float(value) / 2, abs=0.1)
+        assert float(draws.std()) == pytest.approx(0.5**0.5, rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_a_guide_reads_of_its_own_draws_is_read_at_every_step():
+    y = torch.tensor([1.0, -2.0, 0.4])
+    posterior = pb.SVI(guide=branching_levels_guide, num_steps=10, compile=False).fit(
+        levels, None, y, num_draws=5
+    )
+    assert posterior.meta["tier"]["tier"] == "eager"

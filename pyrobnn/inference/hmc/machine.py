@@ -211,6 +211,43 @@ class Machine:
 
     def step(self, *arguments: Tensor) -> tuple[()]:
         """One leapfrog for every chain, in place. Arguments: State, Buffers, whitening, chain keys."""
+        grown, sign = self._grown(*arguments)
+        self._finished(grown, sign, *arguments)
+        return ()
+
+    def grow(self, *arguments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The first half of a step: every transition has its new leaf, and none that ends with it begins anew.
+
+        Arguments as of :meth:`step`. Returned is what :meth:`finish` needs, each (chain,): which transitions end, which
+        diverge, and the sign of the step.
+        """
+        grown, sign = self._grown(*arguments)
+        state = State(*arguments[:3])
+        state.vectors.copy_(torch.stack(grown.vectors))
+        state.scalars.copy_(torch.stack(grown.scalars))
+        return grown.ended, grown.diverging, sign
+
+    def finish(
+        self,
+        ended: Tensor,
+        diverging: Tensor,
+        sign: Tensor,
+        *arguments: Tensor,
+    ) -> tuple[()]:
+        """The second half of a step, which changes nothing where no transition has ended.
+
+        One that has ended gives its draw, and the next one begins.
+        """
+        vectors = Vectors(*arguments[0].unbind(0))
+        scalars = Scalars(*arguments[1].unbind(0))
+        self._finished(_Grown(vectors, scalars, ended, diverging), sign, *arguments)
+        return ()
+
+    def _grown(self, *arguments: Tensor) -> tuple[_Grown, Tensor]:
+        """Every transition with its new leaf, and the sign of the step (chain,).
+
+        It serves a turn or a new transition, never both.
+        """
         state = State(*arguments[:3])
         buffers = Buffers(*arguments[3:7])
         scale, keys = arguments[7:]
@@ -229,16 +266,24 @@ class Machine:
             g=leaf.place.g,
         )
         extend = self._extend_path if self.trajectory else self._extend_tree
-        grown = extend(vectors, scalars, buffers, leaf, chances)
+        return extend(vectors, scalars, buffers, leaf, chances), chances[2]
+
+    def _finished(
+        self,
+        grown: _Grown,
+        sign: Tensor,
+        *arguments: Tensor,
+    ) -> None:
+        """Record the draws of transitions that have ended, adapt the step size, begin the next ones; in place."""
+        state = State(*arguments[:3])
+        keys = arguments[8]
         rate = grown.scalars.accept / grown.scalars.steps
-        self._record(grown, rate, buffers)
+        self._record(grown, rate, Buffers(*arguments[3:7]))
         dual = updated_adaptation(state.dual, rate, grown.ended, self.num_chains)
-        # the sign of this step serves a turn or a new transition, never both
-        after = self._after(grown, dual, keys, chances[2])
+        after = self._after(grown, dual, keys, sign)
         state.vectors.copy_(after.vectors)
         state.scalars.copy_(after.scalars)
         state.dual.copy_(after.dual)
-        return ()
 
     def _leaf(
         self,

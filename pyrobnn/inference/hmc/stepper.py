@@ -71,50 +71,85 @@ def _compiled_step(
     """The step compiled; uncompiled once its time is spent."""
     state = (tensor.clone() for tensor in chains.state)
     example = (*state, *chains.buffers, chains.scale, keys)
-    if not machine.traceable:
-        step = Compiled(machine.step, "eager", 0.0)
-        step.calls = calls or 0
-        return _around_gradient(machine, example, step)
     begun = time.perf_counter()
-    try:
-        with limited(within):
-            step = compiled(
-                machine.step,
-                *example,
-                enabled=compile,
-                calls=calls,
-                name="the model",
-                clone=False,
-                say=say,
-            )
-            return step if step.mode != "eager" else _around_gradient(machine, example, step)
-    except TimeSpent:
-        step = compiled(
-            machine.step,
+    if machine.traceable and compile not in (False, "trace"):
+        try:
+            with limited(within):
+                step = compiled(
+                    machine.step,
+                    *example,
+                    enabled=compile,
+                    calls=calls,
+                    name="the model",
+                    clone=False,
+                    say=say,
+                )
+            if step.mode != "eager":
+                return step
+            machine = replace(machine, traceable=False)
+        except TimeSpent:
+            pass
+    step = _uncompiled(machine, example, calls)
+    step.seconds = time.perf_counter() - begun
+    return step
+
+
+def _uncompiled(
+    machine: Machine,
+    example: tuple[Tensor, ...],
+    calls: int | None,
+) -> Compiled:
+    """The step in two halves, each a traced graph; the second, a third of it, is left out where no transition ends."""
+    grow = Compiled(machine.grow, "eager", 0.0)
+    if machine.traceable:
+        grow = compiled(
+            machine.grow,
             *example,
             enabled=False,
             calls=calls,
             clone=False,
         )
-        step.seconds = time.perf_counter() - begun
-        return step
+    if grow.mode == "eager":
+        grow = _around_gradient(machine, example, calls)
+    with torch.no_grad():
+        ending = grow.unchecked(*example)
+    finish = compiled(
+        machine.finish,
+        *ending,
+        *example,
+        enabled=False,
+        calls=calls,
+        clone=False,
+    )
+
+    def whole(*arguments: Tensor) -> tuple[()]:
+        ending = grow.unchecked(*arguments)
+        # a GPU would be waited for
+        if ending[0].device.type != "cpu" or bool(ending[0].any()):
+            finish.unchecked(*ending, *arguments)
+        return ()
+
+    step = Compiled(whole, grow.mode, 0.0, example)
+    step.calls = grow.calls
+    return step
 
 
 def _around_gradient(
     machine: Machine,
     example: tuple[Tensor, ...],
-    step: Compiled,
+    calls: int | None,
 ) -> Compiled:
-    """The step of a density that cannot be traced, whose Python looks at values: what is around its gradient is traced.
+    """The first half of a step of a density that cannot be traced, whose Python looks at values.
 
-    That is nine tenths of the operations of a step. Where so few calls do not repay a trace it stays as it is.
+    What is around its gradient is traced, nine tenths of the operations. Where so few calls do not repay a trace it
+    stays as it is.
     """
 
     def position(*arguments: Tensor) -> Tensor:
         return machine.next_position(*arguments)
 
-    def rest(gradient: Tensor, value: Tensor, *arguments: Tensor) -> tuple[()]:
-        return replace(machine, gradient=lambda _: (gradient, value)).step(*arguments)
+    def rest(gradient: Tensor, value: Tensor, *arguments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return replace(machine, gradient=lambda _: (gradient, value)).grow(*arguments)
 
     with torch.no_grad():
         gradient, value = machine.gradient(position(*example))
@@ -122,7 +157,7 @@ def _around_gradient(
         position,
         *example,
         enabled=False,
-        calls=step.calls,
+        calls=calls,
     )
     after = compiled(
         rest,
@@ -130,17 +165,16 @@ def _around_gradient(
         value,
         *example,
         enabled=False,
-        calls=step.calls,
+        calls=calls,
     )
 
-    def whole(*arguments: Tensor) -> tuple[()]:
+    def whole(*arguments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gradient, value = machine.gradient(before.unchecked(*arguments))
-        after.unchecked(gradient, value, *arguments)
-        return ()
+        ending: tuple[Tensor, Tensor, Tensor] = after.unchecked(gradient, value, *arguments)
+        return ending
 
-    seconds = step.seconds + before.seconds + after.seconds
-    around = Compiled(whole, "eager", seconds)
-    around.calls = step.calls
+    around = Compiled(whole, "eager", 0.0)
+    around.calls = calls or 0
     return around
 
 

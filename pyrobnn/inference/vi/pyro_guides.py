@@ -50,6 +50,7 @@ from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply
 from pyrobnn.model.log_terms import log_prob_sum, without_validation
 from pyrobnn.model.nodes import Node, is_latent, is_subsample
+from pyrobnn.model.torch_calls import Handlers
 from pyrobnn.posterior.approximation import state_points
 
 if TYPE_CHECKING:
@@ -257,8 +258,16 @@ class GuideApproximation:
             nodes, _ = _run_guide(self._guide, self._params, self.layout, {})
             return {site.name: nodes[site.name]["value"] for site in self.sites}
 
-        with without_fallback_warnings():
-            return torch.func.vmap(draw, randomness="different")(torch.zeros(num_draws))
+        each = torch.zeros(num_draws)
+        try:
+            with without_fallback_warnings():
+                return torch.func.vmap(draw, randomness="different")(each)
+        except RuntimeError:  # its Python depends on what it has drawn
+            one_by_one = [draw(point) for point in each]
+            return {
+                site.name: torch.stack([values[site.name] for values in one_by_one])
+                for site in self.sites
+            }
 
     @torch.no_grad()
     def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
@@ -421,7 +430,10 @@ class _Traced(torch.nn.Module):
         supplied = _Given(values, self.density, self.guide)
         normal = _FunctionalNoise(self.normal)
         rows = rows_of(self.density)
-        with _own_params(), without_validation(), pyro.poutine.block(), supplied, rows, normal:
+        parameter = next(self.guide.parameters())
+        handlers = Handlers(self.density.readers(parameter))
+        quiet = without_validation()
+        with _own_params(), quiet, pyro.poutine.block(), supplied, rows, normal, handlers:
             nodes = pyro.poutine.trace(self.guide).get_trace(*self.density.args).nodes
             log_q = torch.zeros((), dtype=torch.float64)
             for node in nodes.values():

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Argument, Target, map_arg
 
+from pyrobnn.core import private
 from pyrobnn.core.seeding import kept
 from pyrobnn.model.compile.graph_nodes import (
     SchemaArgument,
@@ -94,6 +95,7 @@ class _Rewriting:
         #: constants of the function, by the arguments that stand for them
         self._constants: dict[Node, Tensor] = {}
         self._numbers: dict[str, Node] = {}
+        self._order_operator = private.order_operator()
         self._begin = next(iter(self.graph.nodes))
 
     def run(self) -> None:
@@ -170,6 +172,9 @@ class _Rewriting:
         if self._memory.is_foreign(node):
             self._values[node] = self._result(node)
             return
+        if self._is_in_order(node):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            return
         if self._memory.may_be_shared(node):
             earlier = self._known.setdefault(self._name_of(node), node)
             if earlier is not node:
@@ -189,6 +194,15 @@ class _Rewriting:
             node.replace_all_uses_with(twin)
             return
         self._simplify(node)
+
+    def _is_in_order(self, node: Node) -> bool:
+        """Whether a node copies its argument into an order of memory that it has already, and nobody writes there."""
+        if self._order_operator is None or node.target != self._order_operator:
+            return False
+        (argument,) = node.all_input_nodes
+        strides: Any = node.args[1]
+        is_ordered = self._values[argument].stride() == tuple(strides)
+        return is_ordered and self._memory.may_be_shared(node)
 
     def _twin(self, node: Node) -> Node | None:
         """The argument of a node that is its result already: of a view, a power or product of one, or a choice."""

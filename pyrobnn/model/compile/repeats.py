@@ -51,6 +51,8 @@ _MOST_LEFT = 0.5
 #: relative differences of values and gradients that are rounding, in units of the type
 _ROUNDING_UNITS = 1e3
 _SELECT = torch.ops.aten.select.int
+_SPLIT = torch.ops.aten.split_with_sizes.default
+_UNSQUEEZE = torch.ops.aten.unsqueeze.default
 _ADD = torch.ops.aten.add.Tensor
 _SUBTRACT = torch.ops.aten.sub.Tensor
 
@@ -185,6 +187,7 @@ class _Merged:
             _Unmergeable: operations of the graph write into tensors, draw, or are loops.
         """
         _make_pure(graph)
+        _select_single_parts(graph)
         _check(graph)
         num_traced = sum(node.op == "call_function" for node in graph.graph.nodes)
         constants = _simplify(graph)
@@ -208,8 +211,10 @@ class _Merged:
     def _step(self, nodes: list[Node]) -> _Step:
         first = nodes[0]
         if len(nodes) == 1 and first.target is _total:
-            (terms,) = first.args
-            return _Sum(nodes, self._column(cast("list[Node]", terms)))
+            terms = cast("list[Node]", first.args[0])
+            alone = _Place(-1, 0)
+            in_stacks = sorted(terms, key=lambda term: self.places.get(term, alone))
+            return _Sum(nodes, self._column(in_stacks))
         if len(nodes) == 1:
             return _Alone(nodes)
         if first.target is _SELECT:
@@ -262,6 +267,8 @@ class _Merged:
         if nodes[0] not in self.places:
             return _Stack(nodes)
         first, last = self.places[nodes[0]], self.places[nodes[-1]]
+        if len(nodes) == len(self.steps[first.step].nodes):
+            return _Taken(first.step, None)
         distance = (last.at - first.at) // max(1, len(nodes) - 1)
         return _Taken(first.step, slice(first.at, last.at + 1, max(1, distance)))
 
@@ -337,14 +344,15 @@ class _Stack:
 
 @dataclass(frozen=True, eq=False)
 class _Taken:
-    """What an earlier step has computed as a stack, at ``index``."""
+    """What an earlier step has computed as a stack, at ``index``; None: all of it."""
 
     step: int
-    index: slice | Tensor
+    index: slice | Tensor | None
     axis: ClassVar[int | None] = 0
 
     def value(self, run: _Run) -> Tensor:
-        return cast(Tensor, run.results[self.step])[self.index]
+        stack = cast(Tensor, run.results[self.step])
+        return stack if self.index is None else stack[self.index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -545,6 +553,30 @@ def _simplify(graph: GraphModule) -> dict[Node, _Value]:
     return constants
 
 
+def _select_single_parts(graph: GraphModule) -> None:
+    """Let what a split takes of one row each be selected, as rows of one tensor that need not be taken apart."""
+    for node in list(graph.graph.nodes):
+        split = node.args[0] if node.target is getitem else None
+        if not isinstance(split, Node) or split.target is not _SPLIT:
+            continue
+        tensor = split.args[0]
+        sizes = cast("list[int]", split.args[1])
+        axis = cast(int, split.args[2]) if len(split.args) > 2 else 0
+        number = cast(int, node.args[1])
+        row_meta: Any = node.meta.get("tensor_meta")
+        if sizes[number] != 1 or row_meta is None:
+            continue
+        shape = list(row_meta.shape)
+        del shape[axis]
+        with graph.graph.inserting_before(node):
+            row = graph.graph.call_function(_SELECT, (tensor, axis, sum(sizes[:number])))
+            part = graph.graph.call_function(_UNSQUEEZE, (row, axis))
+        row.meta = {**node.meta, "tensor_meta": row_meta._replace(shape=torch.Size(shape))}
+        part.meta = dict(node.meta)
+        node.replace_all_uses_with(part)
+    graph.graph.eliminate_dead_code()
+
+
 def _total(terms: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape."""
     return torch.stack([*terms]).sum(0)
@@ -600,10 +632,37 @@ def _steps_of(nodes: Sequence[Node], constants: Mapping[Node, _Value]) -> list[l
         )
         alike.setdefault((depths[node], *_kind(node, constants)), []).append(node)
     steps: list[list[Node]] = []
+    # of nodes that are computed together, the number of their step
+    origins: dict[Node, int] = {}
     for kind in sorted(alike, key=itemgetter(0)):
-        members = alike[kind]
-        steps += [members] if len(members) >= _FEWEST else [[member] for member in members]
+        for members in _by_origin(alike[kind], origins, constants):
+            if len(members) >= _FEWEST:
+                origins |= dict.fromkeys(members, len(steps))
+                steps.append(members)
+            else:
+                steps += [[member] for member in members]
     return steps
+
+
+def _by_origin(
+    members: list[Node],
+    origins: Mapping[Node, int],
+    constants: Mapping[Node, _Value],
+) -> list[list[Node]]:
+    """Nodes that are alike by where their arguments come from, if that makes a few steps; else all together.
+
+    What comes from one stack is a part of it; what comes from several by turns would be put together one by one.
+    """
+
+    def origin(source: Node) -> Node | int | None:
+        return None if source in constants else origins.get(source, source)
+
+    parts: dict[tuple[Node | int | None, ...], list[Node]] = {}
+    for member in members:
+        key = tuple(map(origin, _operands(member)))
+        parts.setdefault(key, []).append(member)
+    num_steps = sum(1 if len(part) >= _FEWEST else len(part) for part in parts.values())
+    return list(parts.values()) if num_steps <= _MOST_PIECES else [members]
 
 
 def _kind(node: Node, constants: Mapping[Node, _Value]) -> tuple[Any, ...]:
@@ -615,7 +674,9 @@ def _kind(node: Node, constants: Mapping[Node, _Value]) -> tuple[Any, ...]:
 
     def shape(source: Node) -> str:
         value: Any = constants.get(source, source.meta.get("tensor_meta"))
-        return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else source.name
+        if not hasattr(value, "shape"):
+            return source.name
+        return f"{tuple(value.shape)} {value.dtype}"
 
     return (node.target, repr(map_arg(node.args, shape)), repr(map_arg(dict(node.kwargs), shape)))
 
