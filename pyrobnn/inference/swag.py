@@ -46,7 +46,7 @@ from pyrobnn.inference.optim.training import (
     Training,
     constant_rate,
 )
-from pyrobnn.inference.training_mode import with_statistics
+from pyrobnn.inference.training_mode import rows_of_training, with_statistics
 from pyrobnn.model import Density
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
@@ -631,7 +631,12 @@ class _SGD:
             importance=importance,
             **facts,
         )
-        return with_statistics(self.problem, posterior)
+        return self._with_statistics(posterior)
+
+    def _with_statistics(self, posterior: Posterior) -> Posterior:
+        """The posterior with batch-norm statistics of its draws' own."""
+        rows_seen = rows_of_training(self.problem, self.method.num_steps, self.batch_size)
+        return with_statistics(self.problem, posterior, rows_seen)
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
         """The posterior of the iterates so far; before the first, of the present one."""
@@ -644,7 +649,7 @@ class _SGD:
             draws,
             **facts,
         )
-        return with_statistics(self.problem, posterior)
+        return self._with_statistics(posterior)
 
 
 def _sgd(lr: float) -> Optimizer:
