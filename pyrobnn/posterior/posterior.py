@@ -34,7 +34,7 @@ from pyrobnn.posterior.approximation import (
     is_stored_once,
 )
 from pyrobnn.posterior.head import Split, split
-from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, LARGE_LAYER, Prediction, widest_layer
 from pyrobnn.posterior.ranges import InputRange
 from pyrobnn.posterior.rows import Rows
 
@@ -300,6 +300,8 @@ class Posterior:
         points_at_once = max(1, min(len(x), CHUNK_SCALARS // widest))
         scalars_at_once = max(widest * points_at_once, scalars_per_draw)
         draws_at_once = max(1, min(total, CHUNK_SCALARS // scalars_at_once))
+        if x.device.type == "cpu" and widest * points_at_once > LARGE_LAYER:
+            draws_at_once = 1
 
         def outputs(piece: Tensor) -> Tensor:
             if total == 1:
