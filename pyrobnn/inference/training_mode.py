@@ -101,15 +101,14 @@ def with_statistics(problem: Problem, posterior: Posterior, rows_seen: int) -> P
     allowed = min(round(_SHARE * rows_seen), _MANY_ROWS)
     enough = max(_FEWEST_ROWS, _FEW_NUMBERS // width)
     of_draw = max(enough, allowed // num_draws)
+    of_mean = max(enough, allowed // (2 * posterior.num_chains))
+    num_few = max(enough, allowed // (2 * num_draws))
+    # the mean of the draws takes nothing off where it sees no more rows than they do
+    is_plain = of_draw >= problem.num_rows or (problem.stream is None and num_few >= of_mean)
     at_once = max(_FEWEST_ROWS, min(_MOST_AT_ONCE, _NUMBERS_AT_ONCE // width))
-    if of_draw >= problem.num_rows or (num_draws == 1 and problem.stream is None):
-        inputs = batches.Inputs(problem, of_draw, at_once)
-        statistics = refreshed_statistics(model, posterior.draws, inputs)
-    else:
-        of_mean = max(enough, allowed // (2 * posterior.num_chains))
-        inputs = batches.Inputs(problem, of_mean, at_once)
-        few = inputs.few(max(enough, allowed // (2 * num_draws)))
-        statistics = refreshed_statistics(model, posterior.draws, inputs, few)
+    inputs = batches.Inputs(problem, of_draw if is_plain else of_mean, at_once)
+    few = None if is_plain else inputs.few(num_few)
+    statistics = refreshed_statistics(model, posterior.draws, inputs, few)
     return dataclasses.replace(posterior, draws=posterior.draws | statistics)
 
 

@@ -282,11 +282,18 @@ class RateTrial:
 
     @classmethod
     def affordable(cls, num_steps: int | None) -> RateTrial:
-        """The full trial, or one that takes about a sixth of the time of so many steps; at least a short one."""
-        share = 1.0 if num_steps is None else min(1.0, num_steps / _STEPS_OF_FULL_TRIAL)
+        """The full trial, or one that takes about a sixth of the time of so many steps; at least a short one.
+
+        Of a few steps that is shorter still: two batches are the fewest that have a variance.
+        """
+        if num_steps is None:
+            return cls(_MOST_BATCHES, _MOST_PRODUCTS)
+        share = min(1.0, num_steps / _STEPS_OF_FULL_TRIAL)
+        fewest_batches = min(_FEWEST_BATCHES, max(2, num_steps // 4))
+        fewest_products = min(_FEWEST_PRODUCTS, max(2, num_steps // 8))
         return cls(
-            max(_FEWEST_BATCHES, round(share * _MOST_BATCHES)),
-            max(_FEWEST_PRODUCTS, round(share * _MOST_PRODUCTS)),
+            max(fewest_batches, round(share * _MOST_BATCHES)),
+            max(fewest_products, round(share * _MOST_PRODUCTS)),
         )
 
 
