@@ -629,14 +629,19 @@ class _SGD:
             self.method,
             draws,
             importance=importance,
+            rows_seen=self._rows_seen,
             **facts,
         )
         return self._with_statistics(posterior)
 
     def _with_statistics(self, posterior: Posterior) -> Posterior:
         """The posterior with batch-norm statistics of its draws' own."""
-        rows_seen = rows_of_training(self.problem, self.method.num_steps, self.batch_size)
-        return with_statistics(self.problem, posterior, rows_seen)
+        return with_statistics(self.problem, posterior, self._rows_seen)
+
+    @property
+    def _rows_seen(self) -> int:
+        """The rows that SGD sends through the net."""
+        return rows_of_training(self.problem, self.method.num_steps, self.batch_size)
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
         """The posterior of the iterates so far; before the first, of the present one."""

@@ -15,16 +15,13 @@ from pyrobnn.inference.batch_norm import (
     with_batch_statistics,
 )
 from pyrobnn.inference.fitting import batches
-from pyrobnn.inference.fitting.problem import Callback, Problem
+from pyrobnn.inference.fitting.problem import SHARE_OF_PASSES, Callback, Problem
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.model import BNN
 from pyrobnn.model.density import Program
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import widest_layer
 
-#: of the rows that a training sends through the net, those whose passes take a tenth of its time: a gradient takes two
-#: or three
-_SHARE = 0.2
 #: rows that the statistics of all draws together are taken from at the most
 _MANY_ROWS = 5_000_000
 #: the fewest rows that a draw's statistics are taken from, as many as a usual batch has; and the numbers, in the widest
@@ -98,7 +95,7 @@ def with_statistics(problem: Problem, posterior: Posterior, rows_seen: int) -> P
         return posterior
     num_draws = posterior.num_chains * posterior.num_draws
     width = widest_layer(model, problem.x)
-    allowed = min(round(_SHARE * rows_seen), _MANY_ROWS)
+    allowed = min(round(SHARE_OF_PASSES * rows_seen), _MANY_ROWS)
     enough = max(_FEWEST_ROWS, _FEW_NUMBERS // width)
     of_draw = max(enough, allowed // num_draws)
     of_mean = max(enough, allowed // (2 * posterior.num_chains))
