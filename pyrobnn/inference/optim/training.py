@@ -187,6 +187,8 @@ _MOST_PRODUCTS = 20
 _FEWEST_BATCHES = 8
 _FEWEST_PRODUCTS = 4
 _STEPS_OF_FULL_TRIAL = 1536
+#: gradients of a trial from which on a trace repays: it costs three of them
+_TRACED_FROM = 30
 
 
 def constant_rate(
@@ -304,6 +306,9 @@ def _slope_of(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """Gradient and value of the loss, (theta, \\*batch) → (D,), (); its Python runs once if the batches are alike."""
     slope = torch.func.grad_and_value(loss)
+    num_calls = 3 * len(batches)
+    if num_calls < _TRACED_FROM:
+        return slope
     layouts = set()
     for batch in batches:
         leaves = leaves_of(batch)
@@ -317,7 +322,7 @@ def _slope_of(
         theta,
         *batches[0],
         enabled=False,
-        calls=3 * len(batches),
+        calls=num_calls,
         name="the loss",
     )
 
