@@ -381,7 +381,9 @@ def _mask(call: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) 
     channels = isinstance(dropout, CHANNELS)
     units = value.shape[1] if channels else value[0].numel()
     if (channels and columns % units) or (not channels and columns != units):
-        advice = "move it next to a linear layer, or drop inputs of all weight layers instead: p=0.1"
+        advice = (
+            "move it next to a linear layer, or drop inputs of all weight layers instead: p=0.1"
+        )
         if isinstance(module, Conv):
             advice = "use nn.Dropout2d, which drops channels"
         raise Refused(
