@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,14 +39,27 @@ def with_batch_statistics(model: BNN) -> BNN:
 
 @torch.no_grad()
 def refreshed_statistics(
-    model: BNN, draws: Mapping[str, Tensor], inputs: Iterable[Tensor]
+    model: BNN,
+    draws: Mapping[str, Tensor],
+    inputs: Iterable[Tensor],
+    few: Iterable[Tensor] | None = None,
 ) -> dict[str, Tensor]:
     r"""Running statistics that belong to the weights of each draw: averages over the batches of one pass.
+
+    Where there are ``few`` inputs, only the mean of each chain's draws, :math:`\bar\theta`, sees all of them. A draw
+    sees the few, and what those differ by from all at the mean is taken off (a control variate):
+
+    .. math:: m(\theta) = m_f(\theta) + m(\bar\theta) - m_f(\bar\theta), \qquad
+        v(\theta) = v_f(\theta) \min\Big( 1, \frac{v(\bar\theta)}{v_f(\bar\theta)} \Big)
+        + \max\big( 0, v(\bar\theta) - v_f(\bar\theta) \big)
+
+    That is exact at the mean, and a variance stays positive however far away a draw is.
 
     Args:
         model: its training-mode batch-norm layers are refreshed.
         draws: site → (chain, draw, \*shape).
-        inputs: batches of x that cover the training data; iterated once per draw.
+        inputs: batches of x that cover the training data; iterated once per draw, or of few inputs once per chain.
+        few: batches of some of these rows, iterated once per draw.
 
     Returns:
         ``net.<layer>.running_mean`` and ``running_var`` → (chain, draw, features); empty without such layers.
@@ -54,11 +68,41 @@ def refreshed_statistics(
     norms = _averaging_norms(net, training_norms(model))
     if not norms:
         return {}
-    sites = [name for name in draws if name.startswith(NET)]
-    chains, count = draws[sites[0]].shape[:2]
+    weights = {
+        name.removeprefix(NET): value for name, value in draws.items() if name.startswith(NET)
+    }
+    if few is None:
+        return _statistics_of_each(net, norms, weights, inputs)
+    centres = {name: value.mean(1, keepdim=True) for name, value in weights.items()}
+    whole = _statistics_of_each(net, norms, centres, inputs)
+    centres_few = _statistics_of_each(net, norms, centres, few)
+    of_few = _statistics_of_each(net, norms, weights, few)
+    return {
+        name: _controlled(name, values, whole[name], centres_few[name])
+        for name, values in of_few.items()
+    }
+
+
+def _controlled(name: str, values: Tensor, whole: Tensor, few: Tensor) -> Tensor:
+    """Statistics of draws by few inputs, less the error that these have at the mean of the draws."""
+    if name.endswith("running_mean"):
+        return values + (whole - few)
+    # a feature that does not move in the few rows has no ratio
+    ratio = torch.where(few > 0, whole / few, 1.0)
+    return values * ratio.clamp_max(1.0) + (whole - few).clamp_min(0.0)
+
+
+def _statistics_of_each(
+    net: nn.Module,
+    norms: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    inputs: Iterable[Tensor],
+) -> dict[str, Tensor]:
+    """Site of each statistic → (chain, draw, features), by one pass over the inputs for each draw."""
+    chains, count = next(iter(weights.values())).shape[:2]
     statistics: dict[str, list[Tensor]] = {}
-    for index in range(chains * count):
-        params = {name.removeprefix(NET): draws[name].flatten(0, 1)[index] for name in sites}
+    for place in itertools.product(range(chains), range(count)):
+        params = {name: value[place] for name, value in weights.items()}
         for norm in norms.values():
             norm.reset_running_stats()
         for x in inputs:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused, check_count, check_number, check_optional
+from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
@@ -22,6 +23,7 @@ from pyrobnn.inference.method import FitRun, Kind, register
 from pyrobnn.inference.optim.minimize import Result
 from pyrobnn.inference.optim.path_ends import late_loss
 from pyrobnn.inference.point_methods import Trained
+from pyrobnn.inference.training_mode import TrainingMode, rows_of_training, with_statistics
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import hooked
@@ -33,6 +35,8 @@ CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 #: points on which the masks are compared with the dropout layers they stand for
 NUM_PROBES = 8
+#: through the data, that a net which was trained before is taken to have made
+_PASSES_BEFORE = 10
 CAVEAT = (
     "MC dropout: the spread of the draws follows from p, it is not the posterior under this prior"
 )
@@ -68,6 +72,9 @@ class MCDropout(Trained):
 
     Returns, by ``fit``: independent draws (1, num_draws, …) of masked weights; ``meta["dropout_p"]`` has p by weight
     layer. Training starts at ``init`` or at the model's own net.
+
+    Batch-norm layers in training mode use the statistics of the batch while training, and every draw gets its own, from
+    passes through the data. A net in evaluation mode keeps those that it has.
 
     Refused: a plain Pyro program; no dropout layer and no ``p``; a dropout layer that is not a mask on weights.
 
@@ -107,14 +114,17 @@ class MCDropout(Trained):
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> Problem:
         """The problem of a net that can be trained with dropout."""
-        norms = training_norms(require_net(self, run.given[0]))
-        if norms:
-            raise Refused(
-                f"the batch-norm layers {', '.join(norms)} are in training mode: call .eval() before building the BNN"
-            )
+        model = require_net(self, run.given[0])
         if self.num_steps == 0 and run.init is None:
             raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
-        return super()._prepare(run, device)
+        norms = training_norms(model)
+        if not norms:
+            return super()._prepare(run, device)
+        trainer = _without_dropout(model)
+        of_trainer = super()._prepare(replace(run, given=(trainer, *run.given[1:])), device)
+        problem = replace(of_trainer, model=model.to(of_trainer.device))
+        problem.note(Finding("batch_statistics", {"layers": norms}))
+        return problem
 
     def _worths(self, problem: Problem, ends: Sequence[Result]) -> Tensor:
         """By the losses under the masks of the last steps."""
@@ -130,7 +140,7 @@ class MCDropout(Trained):
         def present(theta: Tensor) -> Posterior:
             with seeded(run.seed, problem.device):
                 draws = net_draws.drawn(density.constrain(theta), 50)
-            return snapshot(problem, self, draws, seed=run.seed)
+            return self._with_statistics(problem, snapshot(problem, self, draws, seed=run.seed))
 
         account: dict[str, Any] = {"timings": {"compile": 0.0, "fit": 0.0}, "meta": {}}
         with seeded(run.seed, problem.device):
@@ -146,13 +156,20 @@ class MCDropout(Trained):
                 account = result.account(self, problem.num_rows, density.dim)
             draws = net_draws.drawn(density.constrain(theta), run.num_draws)
         account["meta"] |= {"dropout_p": _dropout_rates(masks), "warnings": [CAVEAT]}
-        return make_posterior(
+        posterior = make_posterior(
             problem,
             self,
             draws,
             seed=run.seed,
             **account,
         )
+        return self._with_statistics(problem, posterior)
+
+    def _with_statistics(self, problem: Problem, posterior: Posterior) -> Posterior:
+        """The posterior with batch-norm statistics of its draws' own, which masks change."""
+        rows_seen = rows_of_training(problem, self.num_steps, self.batch_size)
+        # a net that was trained before has seen all rows many times
+        return with_statistics(problem, posterior, rows_seen or _PASSES_BEFORE * problem.num_rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,10 +214,14 @@ def _dropout_rates(masks: Sequence[Mask]) -> dict[str, float]:
     return {layer: 1.0 - probability for layer, probability in keep.items()}
 
 
+def _without_dropout(model: BNN) -> BNN:
+    """The model with the net in evaluation mode but for batch-norm layers in training mode, which use the batch."""
+    return TrainingMode(model, training_norms(model), ()).evaluated
+
+
 def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> Density:
     """The density of the program whose net drops inputs of its weight layers, afresh for every datum."""
-    trainer = copy.copy(model)
-    trainer.net = copy.deepcopy(model.net).eval()
+    trainer = _without_dropout(model)
     for mask in masks:
 
         def drop(module: nn.Module, args: tuple[Tensor, ...], mask: Mask = mask) -> tuple[Tensor]:
@@ -271,7 +292,7 @@ def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
         for name, module, _ in _calls(net, x)
         if isinstance(module, (nn.Linear, *Conv)) and name in by_rows
     }
-    columns = {name: _columns(name, module) for name, module in layers.items()}
+    columns = {name: _columns(module) for name, module in layers.items()}
     masks = [Mask(name, "", 0, count, 1, p) for name, count in columns.items() if count > 1]
     if not masks:
         raise Refused(
@@ -356,11 +377,13 @@ def _calls(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
 
 def _mask(call: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) -> Mask:
     source, dropout, value, occasion = call
-    columns = _columns(layer, module)
+    columns = _columns(module)
     channels = isinstance(dropout, CHANNELS)
     units = value.shape[1] if channels else value[0].numel()
     if (channels and columns % units) or (not channels and columns != units):
-        advice = "move it next to a linear layer"
+        advice = (
+            "move it next to a linear layer, or drop inputs of all weight layers instead: p=0.1"
+        )
         if isinstance(module, Conv):
             advice = "use nn.Dropout2d, which drops channels"
         raise Refused(
@@ -370,20 +393,22 @@ def _mask(call: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) 
     return Mask(layer, source, occasion, units, columns // units, float(dropout.p))
 
 
-def _columns(name: str, module: Weighted) -> int:
-    if isinstance(module, nn.Linear):
-        return module.in_features
-    if module.groups != 1:
-        raise Refused(
-            f"the convolution {name!r} has groups={module.groups}: dropout masks need groups=1"
-        )
-    return module.in_channels
+def _columns(module: Weighted) -> int:
+    """The inputs of a linear layer, or the input channels of a convolution."""
+    return module.in_features if isinstance(module, nn.Linear) else module.in_channels
 
 
 def _as_columns(scaled: Tensor, mask: Mask, weight: Tensor) -> Tensor:
-    """(draw, units) → (draw, 1, in, 1, …), to multiply weights (out, in, …)."""
+    """(draw, units) → (draw, 1, in, 1, …), to multiply weights (out, in, …).
+
+    Of a convolution in groups, whose outputs see the channels of their group alone, (draw, out, in / groups, 1, …).
+    """
     columns = scaled.repeat_interleave(mask.repeats, 1)
-    return columns.reshape(len(columns), 1, -1, *(1,) * (weight.dim() - 2)).to(weight.dtype)
+    num_groups = columns.shape[1] // weight.shape[1]
+    of_groups = columns.reshape(len(columns), num_groups, -1)
+    if num_groups > 1:
+        of_groups = of_groups.repeat_interleave(len(weight) // num_groups, 1)
+    return of_groups.reshape(*of_groups.shape, *(1,) * (weight.dim() - 2)).to(weight.dtype)
 
 
 @torch.no_grad()

@@ -29,7 +29,12 @@ from pyrobnn.inference.fitting.problem import (
 )
 from pyrobnn.inference.fitting.raw_errors import explained
 from pyrobnn.inference.fitting.watch import MappedCallback
-from pyrobnn.inference.training_mode import TrainingMode, callback_with_statistics, with_statistics
+from pyrobnn.inference.training_mode import (
+    TrainingMode,
+    callback_with_statistics,
+    rows_of_training,
+    with_statistics,
+)
 from pyrobnn.model import BNN
 from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
@@ -282,8 +287,13 @@ class Method(abc.ABC):
         """The posterior, of a net trained with the statistics of batches with running statistics for every draw."""
         if not (self.trains and problem.is_bnn and training_norms(problem.bnn)):
             return self._fit(problem, run)
-        callbacks = tuple(callback_with_statistics(problem, callback) for callback in run.callbacks)
-        return with_statistics(problem, self._fit(problem, replace(run, callbacks=callbacks)))
+        num_gradients = self._num_gradients(run.num_draws)
+        rows_seen = rows_of_training(problem, num_gradients, getattr(self, "batch_size", None))
+        callbacks = tuple(
+            callback_with_statistics(problem, callback, rows_seen) for callback in run.callbacks
+        )
+        posterior = self._fit(problem, replace(run, callbacks=callbacks))
+        return with_statistics(problem, posterior, rows_seen)
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> Problem:
         """The checked problem.
@@ -313,6 +323,10 @@ class Method(abc.ABC):
             **options,
         )
         return problem if mode is None else mode.of_problem(problem)
+
+    def _num_gradients(self, num_draws: int) -> int:
+        """Gradients of a batch that a training for so many draws of each chain takes."""
+        return int(getattr(self, "num_steps", 0))
 
     @property
     def _num_parallel(self) -> int:

@@ -582,6 +582,9 @@ class DeepEnsemble(Trained):
     def _refining_steps(self) -> int:
         return REFINING_STEPS
 
+    def _num_gradients(self, num_draws: int) -> int:
+        return self.num_members * self.num_steps
+
     def _seeds(self, run: FitRun) -> list[int]:
         """Of each member."""
         return [run.seed * self.num_members + member for member in range(self.num_members)]

@@ -151,6 +151,9 @@ class _StochasticGradientMCMC(Method):
             interrupted=stopped == "interrupt",
         )
 
+    def _num_gradients(self, num_draws: int) -> int:
+        return self.num_chains * (self.num_warmup + self.thinning * num_draws)
+
     @property
     def _num_parallel(self) -> int:
         return self.num_chains

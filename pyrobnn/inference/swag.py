@@ -46,7 +46,7 @@ from pyrobnn.inference.optim.training import (
     Training,
     constant_rate,
 )
-from pyrobnn.inference.training_mode import with_statistics
+from pyrobnn.inference.training_mode import rows_of_training, with_statistics
 from pyrobnn.model import Density
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
@@ -629,9 +629,19 @@ class _SGD:
             self.method,
             draws,
             importance=importance,
+            rows_seen=self._rows_seen,
             **facts,
         )
-        return with_statistics(self.problem, posterior)
+        return self._with_statistics(posterior)
+
+    def _with_statistics(self, posterior: Posterior) -> Posterior:
+        """The posterior with batch-norm statistics of its draws' own."""
+        return with_statistics(self.problem, posterior, self._rows_seen)
+
+    @property
+    def _rows_seen(self) -> int:
+        """The rows that SGD sends through the net."""
+        return rows_of_training(self.problem, self.method.num_steps, self.batch_size)
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
         """The posterior of the iterates so far; before the first, of the present one."""
@@ -644,7 +654,7 @@ class _SGD:
             draws,
             **facts,
         )
-        return with_statistics(self.problem, posterior)
+        return self._with_statistics(posterior)
 
 
 def _sgd(lr: float) -> Optimizer:

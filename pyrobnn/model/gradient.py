@@ -98,7 +98,8 @@ def at_each(
         batch: the shape of the leading axes where there may be several, or none: then the function is called once.
         at_once: how many points are evaluated together; None for all.
     Returns:
-        As of ``torch.func.vmap``; point by point where that raises a RuntimeError, whatever the reason.
+        As of ``torch.func.vmap``; point by point where one is to be evaluated at once, or where that raises a
+        RuntimeError, whatever the reason.
     """
     if batch is not None:
         if not batch:
@@ -108,6 +109,8 @@ def at_each(
         return mapped(lambda leaf: leaf.reshape(batch + leaf.shape[1:]), flat_results)
     if at_once is not None:
         count = len(leaves_of(points)[0])
+        if at_once == 1:
+            return _one_by_one(function, points)
         blocks = [slice(start, start + at_once) for start in range(0, count, at_once)]
         block_results = [at_each(function, *_indexed(points, block)) for block in blocks]
         return mapped(lambda *leaves: torch.cat(leaves), *block_results)
@@ -115,9 +118,14 @@ def at_each(
     try:
         return _batched(function, *points)
     except RuntimeError:
-        count = len(leaves_of(points)[0])
-        results = [function(*_indexed(points, index)) for index in range(count)]
-        return mapped(lambda *leaves: torch.stack(leaves), *results)
+        return _one_by_one(function, points)
+
+
+def _one_by_one(function: Callable[..., T], points: tuple[Tree, ...]) -> T:
+    """The results of a function at each of the points, stacked."""
+    count = len(leaves_of(points)[0])
+    results = [function(*_indexed(points, index)) for index in range(count)]
+    return mapped(lambda *leaves: torch.stack(leaves), *results)
 
 
 def as_one_of_several(function: Callable[..., T], point: Tree) -> T:

@@ -18,7 +18,7 @@ from pyrobnn.model import BNN, Density
 from pyrobnn.model.density import Program, Site
 from pyrobnn.model.dtypes import types_explained
 from pyrobnn.model.gradient import at_each
-from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, LARGE_LAYER, widest_layer
 
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
 FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
@@ -33,6 +33,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
 
 #: draws of which the log joint is taken together
 DRAWS_AT_ONCE = 64
+#: numbers of flat draws that are drawn together
+_NUMBERS_AT_ONCE = 2**25
 
 _Restore = Callable[[Any, Density, str, Mapping[str, Tensor]], Any]
 #: family that is more than a distribution over the flat vector → (posterior without approximation, layout of its latent
@@ -104,13 +106,27 @@ class SampleStats(UserDict[str, Tensor]):
     Args:
         known: statistic → (chain, draw).
         pending: gives the others, such as log_p and log_q of an approximation: a pass over the data per draw.
+        is_dear: whether these take too long to be computed because a posterior is saved.
     """
 
+    # of pickles of earlier versions too
+    is_dear = False
+
     def __init__(
-        self, known: Mapping[str, Tensor], pending: Callable[[], Mapping[str, Tensor]] | None = None
+        self,
+        known: Mapping[str, Tensor],
+        pending: Callable[[], Mapping[str, Tensor]] | None = None,
+        *,
+        is_dear: bool = False,
     ):
         self._known = dict(known)
         self._pending = pending
+        self.is_dear = is_dear
+
+    @property
+    def of_file(self) -> dict[str, Tensor]:
+        """Those that a file has: all of them, but for dear ones that nobody has asked for."""
+        return self._known if self.is_dear else self.data
 
     @property
     def data(self) -> dict[str, Tensor]:  # type: ignore[override]
@@ -127,7 +143,7 @@ class SampleStats(UserDict[str, Tensor]):
             self._pending = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_known": self.data, "_pending": None}
+        return {"_known": self.of_file, "_pending": None, "is_dear": self.is_dear}
 
 
 class FlatApproximation:
@@ -153,7 +169,11 @@ class FlatApproximation:
 
     def sample(self, num_draws: int) -> dict[str, Tensor]:
         """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
-        return self.layout.constrain(self.distribution.sample((num_draws,)).to(self.layout.dtype))
+        # in parts: a factor of the covariance is copied for every draw of one
+        size = max(1, _NUMBERS_AT_ONCE // self._state["loc"].numel())
+        counts = [min(size, num_draws - start) for start in range(0, num_draws, size)]
+        parts = [self.distribution.sample((count,)).to(self.layout.dtype) for count in counts]
+        return self.layout.constrain(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
         """log q of constrained draws (\\*batch, \\*shape); (\\*batch,)."""
@@ -319,12 +339,18 @@ def _log_joint(density: Density, z: Tensor) -> Tensor:
         return at_each(lambda point: density.log_joint(point, jacobian=False), z)
     x, y = density.args
     rows_at_once = _rows_at_once(density.owner, x)
+    is_large = len(x) * widest_layer(density.owner, x) > LARGE_LAYER
+    draws_at_once = None
+    if is_large and x.device.type == "cpu":
+        draws_at_once = 1
+        rows_at_once = min(len(x), rows_at_once * DRAWS_AT_ONCE)
     log_priors = []
     terms = []
     for rows, targets in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):
         log_prior, likelihood = at_each(
             lambda point: density.log_parts(point, rows, targets),  # noqa: B023
             z,
+            at_once=draws_at_once,
         )
         log_priors.append(log_prior)
         # the program scales the likelihood of its rows to all of them

@@ -34,7 +34,7 @@ from pyrobnn.posterior.approximation import (
     is_stored_once,
 )
 from pyrobnn.posterior.head import Split, split
-from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, LARGE_LAYER, Prediction, widest_layer
 from pyrobnn.posterior.ranges import InputRange
 from pyrobnn.posterior.rows import Rows
 
@@ -168,7 +168,8 @@ class Posterior:
                 for name, value in values.items()
             }
 
-        stats = SampleStats({}, lambda: thinned(self.sample_stats))
+        is_dear = isinstance(self.sample_stats, SampleStats) and self.sample_stats.is_dear
+        stats = SampleStats({}, lambda: thinned(self.sample_stats), is_dear=is_dear)
         return replace(
             self,
             draws=thinned(self.draws),
@@ -300,6 +301,8 @@ class Posterior:
         points_at_once = max(1, min(len(x), CHUNK_SCALARS // widest))
         scalars_at_once = max(widest * points_at_once, scalars_per_draw)
         draws_at_once = max(1, min(total, CHUNK_SCALARS // scalars_at_once))
+        if x.device.type == "cpu" and widest * points_at_once > LARGE_LAYER:
+            draws_at_once = 1
 
         def outputs(piece: Tensor) -> Tensor:
             if total == 1:
@@ -671,7 +674,9 @@ class Posterior:
 
         Values that all draws share are stored once, and a Gaussian's factors where they are no larger than 32 MB or
         the draws. No row of the data is in the file unless ``rows`` asks for them, which ``meta["rows_in_file"]`` of
-        what is loaded then says. Nor has a pickle of the posterior of a net.
+        what is loaded then says. Nor has a pickle of the posterior of a net. Of a deep net, whose ``log_p`` and
+        ``log_q`` take passes over the data for more than a tenth of the training's time, the file has them where
+        ``sample_stats`` were asked for before.
         """
         from pyrobnn.posterior.storage import save
 

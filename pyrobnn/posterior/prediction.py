@@ -25,6 +25,9 @@ from pyrobnn.posterior.mixture_quantiles import where_reached
 
 #: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
 CHUNK_SCALARS = 2**24
+#: numbers in a layer of one draw from which on a CPU is quicker draw by draw: the convolutions of several draws at once
+#: are one in groups, which its libraries do slowly
+LARGE_LAYER = 2**18
 #: scalars of float64 that fit in the cache of a core
 _CACHED_SCALARS = 2**17
 #: exact mean and variance of the function, both (point, out)

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import warnings
+import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,9 @@ _FEWEST_STORED_ONCE = 64
 _LARGEST_FACTORS = 2**25
 #: bytes of a file whose large arrays are not compressed
 _LARGEST_PLAIN = 2**24
+#: share of its size below which an array is compressed, and numbers in a piece that this is judged by
+_WORTH = 0.75
+_PIECE = 2**14
 ENGINE: Final = "h5netcdf"
 
 _Value = TypeVar("_Value")
@@ -57,8 +61,10 @@ def save(
     """Write a posterior to ``path``; an existing file is replaced only when the new one is complete.
 
     Groups: posterior (chain, draw, …) and sample_stats as ArviZ reads them, history, ``once``, the values that all
-    draws share, and the tensors of the approximation, unless they are larger than 32 MB and than the draws. The model
-    itself is code and is not stored: :func:`load` takes it. The rows of the fit are stored with ``rows`` alone.
+    draws share, and the tensors of the approximation, unless they are larger than 32 MB and than the draws. Of a deep
+    net's draws, log_p and log_q are stored where they were asked for before, if their passes over the data take more
+    than a tenth of the training. The model itself is code and is not stored: :func:`load` takes it. The rows of the fit
+    are stored with ``rows`` alone.
 
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
@@ -68,7 +74,7 @@ def save(
     groups = {
         POSTERIOR: _dataset(_without(posterior.draws, shared), "chain", "draw"),
         ONCE: _dataset(shared),
-        SAMPLE_STATS: _dataset(posterior.sample_stats, "chain", "draw"),
+        SAMPLE_STATS: _dataset(_stats_of_file(posterior), "chain", "draw"),
         HISTORY: _dataset(posterior.history),
         ROWS: _dataset(known.state() if rows and known is not None and known.y is not None else {}),
     }
@@ -85,6 +91,12 @@ def save(
     meta |= {name: True for name, is_so in facts.items() if is_so}
     tree.attrs["meta"] = json.dumps(meta)
     return write_atomically(tree, path)
+
+
+def _stats_of_file(posterior: Posterior) -> Mapping[str, Tensor]:
+    """The statistics of draws that are known, or cost little."""
+    stats = posterior.sample_stats
+    return stats.of_file if isinstance(stats, SampleStats) else stats
 
 
 def _shared_values(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -198,14 +210,28 @@ def _is_running(number: int) -> bool:
 
 
 def _encoding(node: xr.DataTree, *, compress: bool) -> dict[str, dict[str, Any]]:
-    """The encoding of the numeric arrays of a group, by name: checksums, and large ones of a large file compressed."""
+    """The encoding of the numeric arrays of a group, by name: checksums, and large ones of a large file compressed.
+
+    Those alone that become much smaller: the digits of fitted weights are random, and take a second for each 30 MB.
+    """
     encoding: dict[str, dict[str, Any]] = {}
     for name, data in node.variables.items():
         if data.size and data.ndim and data.dtype.kind in "biufc":
             encoding[str(name)] = {"fletcher32": True}
-            if compress and data.nbytes > 2**20:
+            if compress and data.nbytes > 2**20 and _compressed_share(data.values) < _WORTH:
                 encoding[str(name)] |= {"zlib": True, "complevel": 1, "shuffle": True}
     return encoding
+
+
+def _compressed_share(values: np.ndarray) -> float:
+    """The size of an array compressed as it would be in a file, as a share of its own, by a few pieces of it."""
+    flat = np.ravel(values)
+    starts = np.linspace(0, max(len(flat) - _PIECE, 0), 4).astype(int)
+    pieces = [np.ascontiguousarray(flat[start : start + _PIECE]) for start in starts]
+    # a byte of all numbers, then the next one
+    shuffled = [piece.view(np.uint8).reshape(len(piece), -1).T.tobytes() for piece in pieces]
+    size = sum(len(zlib.compress(piece, 1)) for piece in shuffled)
+    return size / sum(map(len, shuffled))
 
 
 def check_writable(folder: str | Path) -> None:

@@ -16,7 +16,8 @@ import pyrobnn as pb
 from pyrobnn.core.private_trace import trace
 from pyrobnn.model.compile import compiled, materialize
 from pyrobnn.model.compile.forecast import Forecast, Work
-from pyrobnn.model.compile.interpreted import interpreted
+from pyrobnn.model.compile.interpreted import _Rewriting, interpreted
+from pyrobnn.model.compile.trees import leaves_of
 
 
 def _draws(*shape, dtype=torch.float32):
@@ -306,11 +307,65 @@ def test_long_fits_are_compiled_and_what_was_asked_for_is_done(compile, mode, mo
     assert posterior.meta["tier"]["tier"] == ("compiled" if mode else "trace")
 
 
-@pytest.mark.parametrize(("calls", "tier"), [(None, "eager"), (10, "eager"), (20, "trace")])
-def test_a_function_is_traced_where_its_calls_repay_that(calls, tier):
-    step = compiled(lambda z: z * 2.0, torch.ones(3), enabled=False, calls=calls)
+@pytest.mark.parametrize(
+    ("enabled", "calls", "tier"),
+    [
+        (False, None, "eager"),
+        (False, 10, "eager"),
+        (False, 20, "trace"),
+        ("auto", 10, "eager"),
+        ("auto", 20, "trace"),
+        ("trace", 1, "trace"),
+    ],
+)
+def test_a_function_is_traced_where_its_calls_repay_that(enabled, calls, tier):
+    step = compiled(lambda z: z * 2.0, torch.ones(3), enabled=enabled, calls=calls)
     assert step.tier == tier
     assert step(torch.ones(3)).tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("size", [8, 2**19])
+def test_a_graph_is_made_quick_in_the_memory_of_a_call(size, monkeypatch):
+    """All values of a step together take many times what a step takes: those that no later node asks for go."""
+    held = []
+    forget = _Rewriting._forget
+
+    def noted(rewriting, nodes):
+        forget(rewriting, nodes)
+        held.append(sum(isinstance(value, torch.Tensor) for value in rewriting._values.values()))
+
+    monkeypatch.setattr(_Rewriting, "_forget", noted)
+
+    def fn(z):
+        first = z.exp() * 0.5
+        for _ in range(20):
+            z = (z.tanh() + 0.1).sqrt()
+        return z + first + z.exp() * 0.5 + (z.tanh() + 0.1).sqrt()
+
+    z = _draws(size).abs()
+    quick = interpreted(trace(fn, [z.clone()]), [z.clone()])
+    assert torch.equal(quick(z), fn(z))
+    assert max(held) <= 6
+
+
+def test_what_is_computed_again_later_is_there_though_it_was_let_go():
+    def fn(z):
+        early = (z * 2.0).exp()
+        total = early.sum()
+        for _ in range(3):
+            z = z.sin()
+        return total + z.sum(), (z * 2.0).exp(), z.cos()
+
+    def again(z):
+        before = z.exp().sum()
+        between = z.sin().sum() * before
+        return between + z.exp().sum() + z.exp().mean()
+
+    z = _draws(5)
+    for function in (fn, again):
+        quick = interpreted(trace(function, [z.clone()]), [z.clone()])
+        for value, expected in zip(leaves_of(quick(z)), leaves_of(function(z)), strict=True):
+            assert torch.equal(value, expected)
 
 
 def test_a_trace_says_shapes_and_types_without_examples():

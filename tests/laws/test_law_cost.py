@@ -121,6 +121,26 @@ def test_swag_finds_its_rate_by_the_gradients_of_its_trial():
     assert costs[0] - costs[1] <= gradients / NUM_STEPS * of_loop(net)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        pb.SWAG(collect_every=2, lr=1e-3, **STEPS),
+        pb.MCDropout(p=0.1, lr=1e-3, **STEPS),
+    ],
+    ids=["SWAG", "MC dropout"],
+)
+def test_batch_statistics_of_many_draws_cost_a_part_of_the_training(method, monkeypatch):
+    """Each draw had a pass over all rows: together more than the training."""
+    monkeypatch.setattr("pyrobnn.inference.training_mode._FEW_NUMBERS", 0)
+    monkeypatch.setattr("pyrobnn.inference.training_mode._FEWEST_ROWS", 8)
+    monkeypatch.setattr("pyrobnn.inference.method.collapsed", lambda *given: [])
+    net = residual_net()
+    costs = [
+        of_fit(method, net, init=copy.deepcopy(net), num_draws=num_draws) for num_draws in (1, 60)
+    ]
+    assert costs[1] - costs[0] <= 0.15 * of_loop(net)
+
+
 def test_the_trial_of_a_rate_takes_a_quarter_of_the_steps_it_is_for():
     for num_steps in (200, 400, 1024):
         trial = RateTrial.affordable(num_steps)

@@ -187,13 +187,8 @@ def test_what_cannot_be_a_mask_is_refused():
     pictures, labels = images()
     with seeded(0):
         net = nn.Sequential(nn.Dropout(0.1), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
-        grouped = nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(72, 3))
     with pytest.raises(ValueError, match="drops 64 units .* use nn.Dropout2d"):
         MCDropout(**STILL).fit(bnn(net, Categorical()), pictures, labels, init=net)
-    with pytest.raises(ValueError, match="groups=2"):
-        MCDropout(p=0.1, **STILL).fit(
-            bnn(grouped, Categorical()), pictures.expand(-1, 2, -1, -1), labels, init=grouped
-        )
 
 
 def test_settings_are_checked():
@@ -211,3 +206,67 @@ def test_settings_are_checked():
         MCDropout(p=0.1).fit(lambda x, y: None, x, y)
     with pytest.raises(ValueError, match="two or more inputs"):
         MCDropout(p=0.1).fit(bnn(linear(1)), x[:, :1], y)
+
+
+def test_a_convolution_in_groups_is_masked_by_channels():
+    """Dropping a channel of its input is masking the weights that its group has for it."""
+    x, y = images()
+    with seeded(6):
+        body = [nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3, groups=2), nn.Conv2d(6, 6, 3, groups=6)]
+        net = nn.Sequential(*body, nn.Flatten(), nn.Linear(24, 3))
+    posterior = MCDropout(p=0.4, **STILL).fit(
+        bnn(net, Categorical()), x, y, init=net, num_draws=6, seed=1
+    )
+    assert posterior.meta["dropout_p"].keys() == {"1", "2", "4"}
+    for index in range(6):
+        drawn = {
+            name: posterior.draws[f"net.{name}"][0, index] for name, _ in net.named_parameters()
+        }
+        ratios = [drawn[f"{layer}.weight"] / net[layer].weight.detach() for layer in (1, 2, 4)]
+        # every output of a group has the same channels, and each of its own as many as there are
+        first = ratios[0].reshape(2, 3, 2, 9)
+        kept = first[:, :1, :, :1]
+        torch.testing.assert_close(first, kept.expand_as(first))
+        in_channels = [kept.flatten(), ratios[1][:, 0, 0, 0]]
+        h = net[0](x)
+        for layer, scale in zip((1, 2), in_channels, strict=True):
+            h = net[layer](h * scale[:, None, None])
+        expected = net[4](h.flatten(1) * ratios[2][0])
+        f = posterior.standard_function(x)[0, index]
+        torch.testing.assert_close(f, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("own_layers", [True, False])
+def test_batch_norm_in_training_mode_has_statistics_of_every_mask(own_layers):
+    x, y = data(200)
+    with seeded(7):
+        dropout = [nn.Dropout(0.3)] if own_layers else []
+        net = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), *dropout, nn.Linear(8, 1)
+        )
+    method = MCDropout(p=None if own_layers else 0.3, num_steps=60, batch_size=50, compile=False)
+    with pytest.warns(UserWarning, match="statistics of each batch"):
+        posterior = method.fit(bnn(net), x, y, num_draws=3, seed=2)
+    assert "batch_statistics" in {each["code"] for each in posterior.meta["findings"]}
+    assert net[1].num_batches_tracked == 0
+    draws = posterior.draws
+    for index in range(3):
+        weight, bias = (draws[f"net.0.{name}"][0, index] for name in ("weight", "bias"))
+        hidden = nn.functional.linear(x, weight, bias)
+        torch.testing.assert_close(draws["net.1.running_mean"][0, index], hidden.mean(0))
+        torch.testing.assert_close(draws["net.1.running_var"][0, index], hidden.var(0))
+    means = draws["net.1.running_mean"][0]
+    assert bool((means[0] == means[1]).all()) == own_layers  # its masks come after the norm
+    losses = posterior.history["loss"]
+    assert losses[-10:].mean() < losses[:10].mean()
+    # a row alone is what it is beside others
+    alone = torch.cat([posterior.predict(x[row : row + 1]).mean for row in range(3)])
+    torch.testing.assert_close(alone, posterior.predict(x[:3]).mean)
+
+
+def test_batch_norm_in_evaluation_mode_keeps_its_statistics():
+    x, y = data(50)
+    with seeded(8):
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).eval()
+    posterior = MCDropout(p=0.3, num_steps=5, compile=False).fit(bnn(net), x, y, num_draws=2)
+    assert "net.1.running_mean" not in posterior.draws

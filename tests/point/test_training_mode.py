@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers import seeded
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.inference import training_mode
+from pyrobnn.inference.batch_norm import refreshed_statistics
 from pyrobnn.inference.fitting.batches import MemberRows, even_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -69,19 +73,112 @@ def test_every_draw_has_the_running_statistics_of_the_training_data(name):
     torch.testing.assert_close(again.predict(X).mean, posterior.predict(X).mean, rtol=0, atol=0)
 
 
-def test_statistics_of_many_draws_are_those_of_an_even_selection_of_rows(monkeypatch):
-    monkeypatch.setattr(training_mode, "_ENOUGH_ROWS", 20)
-    monkeypatch.setattr(training_mode, "_MANY_ROWS", 100)
-    rows = X[even_rows(len(X), 25)]
+@pytest.fixture
+def rows_are_dear(monkeypatch):
+    """No rows are taken beyond what a training allows."""
+    monkeypatch.setattr(training_mode, "_FEWEST_ROWS", 20)
+    monkeypatch.setattr(training_mode, "_FEW_NUMBERS", 0)
+
+
+def test_statistics_of_many_draws_are_those_of_an_even_selection_of_rows(
+    rows_are_dear, monkeypatch
+):
+    """Beside those of all rows at the mean of the draws, which take off what the selection is off by there."""
+    monkeypatch.setattr(training_mode, "_MANY_ROWS", 200)
     draws = fitted("svi", small_net(nn.BatchNorm1d(8))).draws
-    for weight, bias, mean in zip(
-        draws["net.0.weight"][0],
-        draws["net.0.bias"][0],
-        draws["net.1.running_mean"][0],
-        strict=True,
-    ):
-        hidden = nn.functional.linear(rows, weight, bias)
-        torch.testing.assert_close(mean, hidden.mean(0), rtol=1e-4, atol=1e-5)
+    weights = draws["net.0.weight"][0]
+    biases = draws["net.0.bias"][0]
+    rows = X[even_rows(len(X), 22)]
+
+    def hidden(x, weight, bias):
+        return nn.functional.linear(x, weight, bias)
+
+    whole, selected = (hidden(x, weights.mean(0), biases.mean(0)) for x in (X, rows))
+    ratio = (whole.var(0) / selected.var(0)).clamp_max(1)
+    excess = (whole.var(0) - selected.var(0)).clamp_min(0)
+    for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        of_few = hidden(rows, weight, bias)
+        mean = of_few.mean(0) + whole.mean(0) - selected.mean(0)
+        variance = of_few.var(0) * ratio + excess
+        torch.testing.assert_close(draws["net.1.running_mean"][0, index], mean)
+        torch.testing.assert_close(draws["net.1.running_var"][0, index], variance)
+
+
+@pytest.mark.parametrize("name", ["map", "whole"])
+def test_statistics_of_a_point_after_a_short_training_are_those_of_an_even_selection(
+    name, rows_are_dear
+):
+    method = replace(METHODS[name], num_steps=5)
+    draws = method.fit(model(small_net(nn.BatchNorm1d(8))), X, Y).draws
+    seen = 5 * (method.batch_size or len(X))
+    rows = X[even_rows(len(X), max(20, round(0.2 * seen)))]
+    assert len(rows) < len(X) or name == "whole"
+    hidden = nn.functional.linear(rows, draws["net.0.weight"][0, 0], draws["net.0.bias"][0, 0])
+    torch.testing.assert_close(draws["net.1.running_mean"][0, 0], hidden.mean(0))
+
+
+def with_two_norms() -> nn.Module:
+    with seeded(3):
+        first = [nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU()]
+        return nn.Sequential(*first, nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def refreshed_by_hand(
+    net: nn.Module, draws, index: int, x: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """What a pass over rows in training mode leaves in the buffers of the net with the weights of a draw."""
+    net = copy.deepcopy(net).train()
+    names = dict(net.named_parameters())
+    net.load_state_dict({name: draws[f"net.{name}"][0, index] for name in names}, strict=False)
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm1d):
+            layer.reset_running_stats()
+            layer.momentum = None
+    with torch.no_grad():
+        net(x)
+    return {f"net.{name}": value for name, value in net.named_buffers()}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["memory", "loader"])
+def test_few_rows_beside_the_mean_of_the_draws_are_close_to_a_pass_over_all(
+    streamed, rows_are_dear
+):
+    net = with_two_norms()
+    x = torch.randn(900, 3, generator=torch.Generator().manual_seed(2))
+    y = x[:, :1].sin() + 0.5 * x[:, 1:2]
+    method = pb.SWAG(num_steps=60, collect_every=2, batch_size=None if streamed else 30, lr=1e-3)
+    loader = DataLoader(TensorDataset(x, y), batch_size=30)
+    data = (loader,) if streamed else (x, y)
+    draws = method.fit(model(net), *data, num_draws=6, init=net).draws
+    rows = x[even_rows(len(x), 30)]
+    errors = {"given": 0.0, "few alone": 0.0}
+    for index in range(6):
+        whole = refreshed_by_hand(net, draws, index, x)
+        few = refreshed_by_hand(net, draws, index, rows)
+        for name in ("net.1.running_mean", "net.1.running_var", "net.4.running_mean"):
+            errors["given"] += float((draws[name][0, index] - whole[name]).square().sum())
+            errors["few alone"] += float((few[name] - whole[name]).square().sum())
+    assert errors["given"] < 0.1 * errors["few alone"]
+    assert all(bool((draws[f"net.{layer}.running_var"] > 0).all()) for layer in (1, 4))
+
+
+def test_a_feature_that_few_rows_do_not_move_has_a_variance():
+    norms = {"net.1.running_mean", "net.1.running_var"}
+    net = small_net(nn.BatchNorm1d(8))
+    bnn = model(net)
+    draws = {
+        f"net.{name}": torch.stack([value.detach(), 1.1 * value.detach()])[None]
+        for name, value in net.named_parameters()
+    }
+    statistics = refreshed_statistics(bnn, draws, [X], [X[:1].repeat(4, 1)])
+    assert statistics.keys() == norms
+    whole = refreshed_statistics(bnn, draws, [X])
+    torch.testing.assert_close(
+        statistics["net.1.running_var"][0].mean(0),
+        whole["net.1.running_var"][0].mean(0),
+        rtol=0.05,
+        atol=0,
+    )
 
 
 def test_dropout_is_noise_of_the_training_from_the_seed():
@@ -114,8 +211,6 @@ def test_free_noise_in_training_mode(name, layer):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["map", "ensemble"])
 def test_compiled_is_eager_with_batch_statistics(name):
-    from dataclasses import replace
-
     net = small_net(nn.BatchNorm1d(8))
     method = METHODS[name]
     fits = [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import gzip
+import pickle
 import resource
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -38,6 +40,53 @@ def test_round_trip(posterior, tmp_path):
     x, _ = toy()
     assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
     assert [p.name for p in path.parent.iterdir()] == ["ensemble.nc"]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        (pb.SWAG(num_steps=20, collect_every=1, lr=1e-3, compile=False), "swag"),
+        (pb.SVI(num_steps=10, compile=False), "svi"),
+    ],
+    ids=["SWAG", "SVI"],
+)
+def test_dear_log_densities_are_in_a_file_where_they_were_asked_for(
+    method, name, tmp_path, monkeypatch
+):
+    """Each draw takes a pass over the data: of a deep net that was hours for a file of minutes of training."""
+    model = toy_model(pb.likelihoods.HomoskedasticGaussian(0.3))
+    cheap = method.fit(model, *toy(), num_draws=40)
+    monkeypatch.setattr("pyrobnn.inference.fitting.problem._NUMBERS_OF_SECONDS", 0)
+    dear = method.fit(model, *toy(), num_draws=40)
+    few = method.fit(model, *toy(), num_draws=1)
+
+    def stats_in_file(posterior):
+        return set(pb.Posterior.load(posterior.save(tmp_path / name), model).sample_stats)
+
+    log_densities = {"log_p", "log_q"}
+    assert log_densities <= stats_in_file(cheap)
+    assert not log_densities & stats_in_file(dear)
+    assert not log_densities & stats_in_file(dear.thin(30))
+    assert log_densities <= stats_in_file(few)
+    assert not log_densities & pickle.loads(pickle.dumps(dear)).sample_stats.keys()
+    torch.testing.assert_close(dear.sample_stats["log_p"], cheap.sample_stats["log_p"])
+    assert log_densities <= stats_in_file(dear)
+
+
+def test_arrays_are_compressed_where_they_become_much_smaller(tmp_path):
+    random = torch.randn(1, 4, 2**21, generator=torch.Generator().manual_seed(0)).numpy()
+    sparse = np.where(random > 1.0, random, 0.0)
+    sizes = {}
+    for name, values in {"random": random, "sparse": sparse}.items():
+        tree = xr.DataTree.from_dict(
+            {"posterior": xr.Dataset({"w": (("chain", "draw", "w_dim"), values)})}
+        )
+        path = write_atomically(tree, tmp_path / f"{name}.nc")
+        sizes[name] = path.stat().st_size
+        with xr.open_datatree(path, engine="h5netcdf") as read_back:
+            assert np.array_equal(read_back["posterior/w"].values, values)
+            assert bool(read_back["posterior/w"].encoding.get("zlib")) == (name == "sparse")
+    assert sizes["sparse"] < 0.5 * random.nbytes < sizes["random"]
 
 
 def test_damaged_and_foreign_files(posterior, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -453,10 +454,11 @@ def of_rows(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """One pass through the inputs alone, as often as wanted; in memory, of at most ``largest`` rows."""
+    """One pass through the inputs alone, as often as wanted; in memory, of at most ``largest`` rows, in parts."""
 
     problem: Problem
     largest: int
+    part: int = 512
 
     def __iter__(self) -> Iterator[Tensor]:
         if self.problem.loader is not None:
@@ -464,7 +466,17 @@ class Inputs:
         x = self.problem.x
         if len(x) > self.largest:
             x = x[even_rows(len(x), self.largest).to(x.device)]
-        return iter(row_parts(x, 512))
+        return iter(row_parts(x, self.part))
+
+    def few(self, count: int) -> list[Tensor]:
+        """About so many rows of the pass, evenly spaced, as one batch."""
+        stream = self.problem.stream
+        if stream is None:
+            return list(Inputs(self.problem, count, count))
+        every = max(1, stream.num_batches // count)
+        of_batch = max(1, count // stream.num_batches)
+        parts = itertools.islice(self, 0, None, every)
+        return [torch.cat([x[even_rows(len(x), of_batch).to(x.device)] for x in parts])]
 
 
 def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -13,10 +13,14 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.batches import even_rows
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.prediction import widest_layer
 
-#: rows and draws that are looked at
+#: the most rows and draws that are looked at, and the fewest rows
 _ROWS = 200
 _DRAWS = 8
+_FEWEST_ROWS = 50
+#: numbers that the widest layer of a net may have for all of these
+_NUMBERS = 2**24
 #: of the targets' standard deviation, or in probability, below which predictions are constant
 _CONSTANT = 1e-3
 #: nats per row by which probabilities have to be better than shares
@@ -42,13 +46,16 @@ def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     inputs = as_tensor("x", x)
     if len(inputs) < 20 or targets.censoring is not None:
         return []
-    rows = even_rows(len(inputs), _ROWS)
+    width = widest_layer(model, posterior.inputs(inputs[:2]))
+    num_rows = max(_FEWEST_ROWS, min(_ROWS, _NUMBERS // (2 * width)))
+    num_draws = max(1, min(_DRAWS, _NUMBERS // (width * num_rows)))
+    rows = even_rows(len(inputs), num_rows)
     inputs = inputs[rows.to(inputs.device)]
     labels = all_labels[rows.to(all_labels.device)]
     if bool((inputs == inputs[:1]).all()) or bool((labels == labels[:1]).all()):
         return []
     try:
-        prediction = posterior.thin(max(1, _DRAWS // posterior.num_chains)).predict(inputs)
+        prediction = posterior.thin(max(1, num_draws // posterior.num_chains)).predict(inputs)
         if targets.classes:
             spread = _spread_of_probs(prediction.probs)
         else:

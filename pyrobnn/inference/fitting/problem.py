@@ -50,6 +50,7 @@ from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 from pyrobnn.posterior.head import Split, split
+from pyrobnn.posterior.prediction import widest_layer
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -62,6 +63,11 @@ Metrics = Mapping[str, Any]
 Callback = Callable[[int, Metrics], bool | None]
 #: whether parameters without a prior are optimised, or held where they start
 Points = Literal["free", "held"]
+#: of the rows that a training sends through the net, those whose passes take a tenth of its time: a gradient takes two
+#: or three
+SHARE_OF_PASSES = 0.2
+#: numbers in the widest layer of rows whose passes take seconds
+_NUMBERS_OF_SECONDS = 2**27
 #: the density of the fit under way
 _OF_FIT: ContextVar[Density | None] = ContextVar("_OF_FIT", default=None)
 
@@ -494,6 +500,7 @@ def make_posterior(
     notes: Sequence[str | Finding] = (),
     interrupted: bool = False,
     importance: bool | Callable[[], Mapping[str, Tensor]] = True,
+    rows_seen: int | None = None,
     **parts: Any,
 ) -> Posterior:
     r"""Assemble a posterior with its provenance.
@@ -509,6 +516,8 @@ def make_posterior(
         interrupted: the fit was stopped by Ctrl-C and holds what it had by then.
         importance: whether log_p and log_q of an approximation's draws (k-hat and LOO need them) can be had when they
             are asked for, or the function that gives them.
+        rows_seen: that a training has sent through the net: where they would take more than a tenth of its time, they
+            are not computed because the posterior is saved. None: they are.
         sample_stats, approximation, meta, parts: arguments of :class:`pyrobnn.Posterior`.
     """
     fixed = problem.density.initial_points | dict(point_values or {})
@@ -524,7 +533,12 @@ def make_posterior(
             density = problem.density.holding(fixed)
             importance = partial(log_importance, density, approximation, draws)
         # the context manager as a decorator: the pass runs later, when it is asked for
-        stats = SampleStats(stats, full_float32(problem.device)(importance))
+        num_draws = next(iter(draws.values())).shape[:2].numel()
+        stats = SampleStats(
+            stats,
+            full_float32(problem.device)(importance),
+            is_dear=rows_seen is not None and _passes_are_dear(problem, num_draws, rows_seen),
+        )
     program_meta: dict[str, Any] = {}
     if not problem.is_bnn:
         with full_float32(problem.device):
@@ -553,6 +567,15 @@ def make_posterior(
         meta=record,
         **parts,
     )
+
+
+def _passes_are_dear(problem: Problem, num_passes: int, rows_seen: int) -> bool:
+    """Whether so many passes over all rows take seconds, and more than a tenth of a training."""
+    if not problem.is_bnn:
+        return False
+    num_rows = num_passes * problem.num_rows
+    is_long = num_rows * widest_layer(problem.bnn, problem.x) > _NUMBERS_OF_SECONDS
+    return is_long and num_rows > SHARE_OF_PASSES * rows_seen
 
 
 def posterior_with_notes(posterior: Posterior, notes: Sequence[Finding]) -> Posterior:

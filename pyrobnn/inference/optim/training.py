@@ -181,14 +181,14 @@ MOMENTUM = 0.9
 #: nats per datum by which SGD may leave a mode beyond what is expected of it
 TOLERATED_RISE = 0.1
 #: of the rule for a rate: batches and products of its full trial, the least of each, and steps of SGD of which the full
-#: trial takes a quarter of the time
+#: trial takes a sixth of the time
 _MOST_BATCHES = 64
 _MOST_PRODUCTS = 20
 _FEWEST_BATCHES = 8
 _FEWEST_PRODUCTS = 4
-_STEPS_OF_FULL_TRIAL = 1024
+_STEPS_OF_FULL_TRIAL = 1536
 #: gradients of a trial from which on a trace repays: it costs three of them
-_TRACED_FROM = 100
+_TRACED_FROM = 30
 
 
 def constant_rate(
@@ -217,8 +217,8 @@ def constant_rate(
         batches: endless mini-batches; of those that are a rank's share all is by the mean over the ranks.
         num_data: N.
         momentum: μ of SGD.
-        num_steps: that SGD is to make. The rule takes the time of some 240 gradients, or of a quarter of so many steps
-            if those are fewer; None: of 240.
+        num_steps: that SGD is to make. The rule takes the time of some 240 gradients, or of a sixth of so many steps if
+            those are fewer; None: of 240.
 
     Raises:
         FloatingPointError: the gradients at ``theta`` are not finite, or SGD leaves it at every rate.
@@ -284,11 +284,18 @@ class RateTrial:
 
     @classmethod
     def affordable(cls, num_steps: int | None) -> RateTrial:
-        """The full trial, or one that takes about a quarter of the time of so many steps; at least a short one."""
-        share = 1.0 if num_steps is None else min(1.0, num_steps / _STEPS_OF_FULL_TRIAL)
+        """The full trial, or one that takes about a sixth of the time of so many steps; at least a short one.
+
+        Of a few steps that is shorter still: two batches are the fewest that have a variance.
+        """
+        if num_steps is None:
+            return cls(_MOST_BATCHES, _MOST_PRODUCTS)
+        share = min(1.0, num_steps / _STEPS_OF_FULL_TRIAL)
+        fewest_batches = min(_FEWEST_BATCHES, max(2, num_steps // 4))
+        fewest_products = min(_FEWEST_PRODUCTS, max(2, num_steps // 8))
         return cls(
-            max(_FEWEST_BATCHES, round(share * _MOST_BATCHES)),
-            max(_FEWEST_PRODUCTS, round(share * _MOST_PRODUCTS)),
+            max(fewest_batches, round(share * _MOST_BATCHES)),
+            max(fewest_products, round(share * _MOST_PRODUCTS)),
         )
 
 

@@ -567,6 +567,7 @@ class GuideFit:
             importance=partial(
                 importance_stats, problem, guide.held_density, guide.approximation, draws
             ),
+            rows_seen=self._work.num_rows,
         )
 
     def _evidence(

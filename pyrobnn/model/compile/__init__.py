@@ -182,7 +182,7 @@ def compiled(
     """
     leaves = leaves_of(example)
     _check_tensors(leaves)
-    if enabled == "eager" or (not enabled and (calls is None or calls < _REPAYS_TRACE)):
+    if enabled == "eager" or not _repays_trace(enabled, calls, leaves):
         return _recorded(Compiled(fn, "eager", 0.0), calls)
     start = time.perf_counter()
 
@@ -243,6 +243,17 @@ def bodies_compiled(compiles: bool) -> Iterator[None]:
 def compiles_bodies() -> bool:
     """Whether the body of a loop is to become machine code."""
     return _compiles_bodies.get()
+
+
+def _repays_trace(
+    enabled: bool | str,
+    calls: int | None,
+    leaves: Sequence[Tensor],
+) -> bool:
+    """Whether so many calls repay a trace, where it is not asked for whatever it costs."""
+    if enabled == "auto":
+        return calls is None or calls >= _REPAYS_TRACE or not all(map(_is_on_cpu, leaves))
+    return bool(enabled) or (calls is not None and calls >= _REPAYS_TRACE)
 
 
 class _Execution(NamedTuple):

@@ -62,6 +62,8 @@ _MADE_OF_SHAPES = {
     _ATEN.new_ones.default,
     _ATEN.new_zeros.default,
 }
+#: elements from which on an operation takes a hundred times as long as the way to it: another way is not worth a trial
+_LARGE = 2**18
 #: names that differ from the operator's
 _PUBLIC_NAMES = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 
@@ -88,8 +90,10 @@ class _Rewriting:
         self.graph = graph.graph
         self._inputs = iter(inputs)
         self._memory = _Memory(graph, self.graph)
-        #: what every node was on the example
+        #: what a node was on the example, while another that asks for it is still to come
         self._values: dict[Node, Any] = {}
+        #: the nodes that are still to come
+        self._ahead = dict.fromkeys(self.graph.nodes)
         #: the first of the nodes that compute the same
         self._known: dict[str, Node] = {}
         #: constants of the function, by the arguments that stand for them
@@ -101,6 +105,7 @@ class _Rewriting:
     def run(self) -> None:
         """Execute every node on the example, and replace it where something else gives the same."""
         for node in list(self.graph.nodes):
+            sources = node.all_input_nodes
             if node.op == "placeholder":
                 self._values[node] = next(self._inputs)
             elif node.op == "get_attr":
@@ -108,9 +113,17 @@ class _Rewriting:
             elif node.op == "call_function":
                 self._state_type(node)
                 self._execute(node)
+            del self._ahead[node]
+            self._forget([node, *sources, *node.all_input_nodes])
         for node in reversed(list(self.graph.nodes)):
             if not node.users and self._memory.is_removable(node):
                 self.graph.erase_node(node)
+
+    def _forget(self, nodes: Sequence[Node]) -> None:
+        """Let go of values that no later node asks for: all of a step's together take many times the memory of one."""
+        for node in nodes:
+            if node not in self._constants and self._ahead.keys().isdisjoint(node.users):
+                self._values.pop(node, None)
 
     def function(self) -> Callable[..., Any]:
         """What the graph has become."""
@@ -178,7 +191,10 @@ class _Rewriting:
         if self._memory.may_be_shared(node):
             earlier = self._known.setdefault(self._name_of(node), node)
             if earlier is not node:
+                if earlier not in self._values:
+                    self._values[earlier] = self._result(node)
                 node.replace_all_uses_with(earlier)
+                self._forget([earlier])
                 return
         value = self._result(node)
         self._values[node] = value
@@ -252,7 +268,8 @@ class _Rewriting:
     def _is_constant(self, node: Node) -> bool:
         """Whether a node has the same value at every call, which nobody writes into."""
         fixed = all(source in self._constants for source in node.all_input_nodes)
-        fixed |= node.target in _MADE_OF_SHAPES
+        # a large one is not kept between calls
+        fixed |= node.target in _MADE_OF_SHAPES and self._num_elements(node) <= _LARGE
         return fixed and self._memory.may_be_shared(node)
 
     def _argument_for(self, value: Tensor) -> Node:
@@ -268,6 +285,8 @@ class _Rewriting:
         operator = node.target
         if operator is getitem or self._memory.writes(node) or is_random(node):
             return
+        if self._num_elements(node) > _LARGE:
+            return
         before = _Call.of(node)
         value = self._values[node]
         packet: Any = getattr(operator, "overloadpacket", operator)
@@ -280,6 +299,12 @@ class _Rewriting:
         _as_public_function(node, _PUBLIC_NAMES.get(name, name))
         if not self._gives(node, value):
             before.restore(node)
+
+    def _num_elements(self, node: Node) -> int:
+        """The elements of the tensors that a node is given and computes."""
+        values = [self._values[part] for part in (node, *node.all_input_nodes)]
+        leaves = itertools.chain.from_iterable(map(leaves_of, values))
+        return sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
 
     def _with_tensor_for_number(self, node: Node) -> None:
         """A tensor of the first argument's type in the place of a number, where that holds it."""
