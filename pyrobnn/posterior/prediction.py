@@ -540,8 +540,12 @@ def _least_count(y: np.ndarray, excess: Callable[[np.ndarray], np.ndarray]) -> n
     return np.where(excess(y - 1) >= 0, y - 1, not_below)
 
 
+@torch.no_grad()
 def widest_layer(model: BNN, x: Tensor) -> int:
-    """Scalars of the largest layer output for one point."""
+    """Scalars of the largest layer output for one point.
+
+    Nothing is differentiated: a net that keeps what it computed would hold a tensor that cannot be copied.
+    """
     sizes = [x[0].numel()]
     # a single row would be warned of by a net that looks at the spread of a batch
     rows = x[:2]
