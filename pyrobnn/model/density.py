@@ -740,22 +740,31 @@ class Density:
             tensors = {name: torch.as_tensor(value) for name, value in values.items()}
             with contextlib.suppress(RuntimeError):
                 return as_one_of_several(lambda one: self.log_parts_at(one, *args), tensors)
-        like = torch.as_tensor(values[self.sites[0].name]) if z is None else z
+        like = torch.as_tensor(values[self.sites[0].name])
         # entered once for all that is inside
         with without_validation():
             nodes = self.trace(values, args)
-            runs = [] if z is None else self._normal_runs(nodes, values)
-            names_in_runs = {site.name for run in runs for site in run}
-            latent = [node for node in nodes.values() if is_latent(node)]
             likelihood = [node for node in nodes.values() if is_observed(node)]
             with self._own_tensors(like):
-                others = [node for node in latent if node["name"] not in names_in_runs]
-                log_prior = log_prob_total(others, like.device)
-                for run in runs:
-                    run_nodes = [nodes[site.name] for site in run]
-                    run_values = like[run[0].start : run[-1].stop]
-                    log_prior = log_prior + log_prob_of_normals(run_nodes, run_values)
+                log_prior = self._log_prior_of(nodes, values, z)
                 return log_prior, log_prob_total(likelihood, like.device)
+
+    def _log_prior_of(
+        self,
+        nodes: Mapping[str, Node],
+        values: Mapping[str, Value],
+        z: Tensor | None,
+    ) -> Tensor:
+        """The log prior of a run at these values; normal sites whose values lie side by side in ``z`` are one."""
+        latent = {name: node for name, node in nodes.items() if is_latent(node)}
+        device = torch.as_tensor(values[self.sites[0].name]).device
+        if z is None:
+            return log_prob_total(latent.values(), device)
+        log_priors = []
+        for run in self._normal_runs(nodes, values):
+            run_nodes = [latent.pop(site.name) for site in run]
+            log_priors.append(log_prob_of_normals(run_nodes, z[run[0].start : run[-1].stop]))
+        return sum(log_priors, log_prob_total(latent.values(), device))
 
     def _normal_runs(
         self,

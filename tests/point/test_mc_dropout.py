@@ -247,7 +247,7 @@ def test_batch_norm_in_training_mode_has_statistics_of_every_mask(own_layers):
     method = MCDropout(p=None if own_layers else 0.3, num_steps=60, batch_size=50, compile=False)
     with pytest.warns(UserWarning, match="statistics of each batch"):
         posterior = method.fit(bnn(net), x, y, num_draws=3, seed=2)
-    assert "batch_statistics" in {each["code"] for each in posterior.meta["findings"]}
+    assert "batch_statistics" in {finding["code"] for finding in posterior.meta["findings"]}
     assert net[1].num_batches_tracked == 0
     draws = posterior.draws
     for index in range(3):
