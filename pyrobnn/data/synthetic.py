@@ -66,9 +66,7 @@ def sine(num_data: int = 92, *, seed: int = 0) -> Dataset:
 
 def sinx3(num_data: int = 500, *, seed: int = 0) -> Dataset:
     r"""Noise that grows with x: y = 3 sin(x) + abs(0.7 + 2 sin(0.2 x)) ε, x ~ U(−5, 5); see :func:`polynomial`."""
-    return _uniform(
-        "sinx3", lambda x: 3 * torch.sin(x), lambda x: _growing(x).abs(), -5, 5, num_data, seed
-    )
+    return _uniform("sinx3", _tall_sine, lambda x: _growing(x).abs(), -5, 5, num_data, seed)
 
 
 def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:
@@ -94,7 +92,7 @@ def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:
         - 3.0
     )
     x = torch.where(x > -1.0, x + 2.0, x)
-    return _observed("gap", lambda x: torch.sin(1.2 * x), x, torch.full_like(x, 0.4), generator)
+    return _observed("gap", _slow_sine, x, torch.full_like(x, 0.4), generator)
 
 
 def clusters(num_data: int = 400, *, seed: int = 0) -> Dataset:
@@ -168,7 +166,7 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
         "two_clusters": _cluster_recipe(torch.cos, _TWO_CLUSTERS),
         "two_cubic_clusters": _cluster_recipe(_cubic, _TWO_CLUSTERS),
         "variational": _even_recipe(0, 0.5, 92, _period, _constant(2.0)),
-        "swag": _even_recipe(1355, 5, 500, lambda x: 3 * torch.sin(x), _growing),
+        "swag": _even_recipe(1355, 5, 500, _tall_sine, _growing),
     }
 
 
@@ -219,6 +217,14 @@ def _cubic(x: Tensor) -> Tensor:
 
 def _period(x: Tensor) -> Tensor:
     return 10 * torch.sin(2 * math.pi * x)
+
+
+def _tall_sine(x: Tensor) -> Tensor:
+    return 3 * torch.sin(x)
+
+
+def _slow_sine(x: Tensor) -> Tensor:
+    return torch.sin(1.2 * x)
 
 
 def _growing(x: Tensor) -> Tensor:

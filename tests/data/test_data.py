@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from scipy import stats
 
 from pyrobnn import data
 from pyrobnn.data import Dataset, Standardizer
+from pyrobnn.data.synthetic import studies
 
 GENERATORS = {
     "gap": (data.gap, 240, (-3, 3), lambda x: np.sin(1.2 * x), lambda x: 0.4 + 0 * x),
@@ -45,6 +48,22 @@ def test_generator_has_the_published_size_range_function_and_noise(name):
     np.testing.assert_allclose(
         dataset.true_function(grid).numpy(), function(grid.numpy()), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(entry[0] for entry in GENERATORS.values()),
+        data.clusters,
+        data.cubic_clusters,
+        functools.partial(data.polynomial, noise="heteroskedastic"),
+        *(functools.partial(data.study, name) for name in studies()),
+    ],
+)
+def test_a_data_set_goes_to_other_processes_with_its_true_function(make):
+    dataset = make()
+    copied = pickle.loads(pickle.dumps(dataset))
+    assert torch.equal(copied.true_function(dataset.x), dataset.true_function(dataset.x))
 
 
 def _nats(dataset, sigma):
