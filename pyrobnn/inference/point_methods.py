@@ -40,6 +40,8 @@ from pyrobnn.posterior import Posterior
 #: that bring all to rest, whose evidence is compared
 _VALLEY_ROUNDS = 24
 _ROUNDS_TO_REST = 96
+#: of the steps of a search that compares ends by their log joint, those before the rounds: more lead to no higher modes
+_SHARE_BEFORE_VALLEYS = 0.5
 #: rows up to which passes over all of them are cheap
 _MANY_ROWS = 5000
 #: of the cost of a search by mini-batches, that of a look at its end
@@ -212,16 +214,16 @@ class Trained(Method):
             return None
         if problem.density.stochastic is not None:  # without the noise its mode is another
             return None
+        options = (problem.density, self._refining_steps, self._polishing_steps)
         # the units of a valley are taken row by row, which batch-norm layers that use the batch do not have
-        valley_rounds = 0
-        if self._polishing_steps and not training_norms(problem.bnn):
-            by_evidence = self._compares_evidence(problem)
-            valley_rounds = _ROUNDS_TO_REST if by_evidence else _VALLEY_ROUNDS
+        if not self._polishing_steps or training_norms(problem.bnn):
+            return Refinement(*options)
+        if self._compares_evidence(problem):
+            return Refinement(*options, valley_rounds=_ROUNDS_TO_REST)
         return Refinement(
-            problem.density,
-            self._refining_steps,
-            self._polishing_steps,
-            valley_rounds,
+            *options,
+            valley_rounds=_VALLEY_ROUNDS,
+            share_before=_SHARE_BEFORE_VALLEYS,
         )
 
     def _plain_search(
@@ -371,7 +373,7 @@ class MAP(Trained):
     density.
 
     Args:
-        num_steps: updates of the optimiser.
+        num_steps: updates of the optimiser; half as many in a search along several paths, which L-BFGS goes on from.
         lr: its peak learning rate.
         optimizer: ``"adam"``, a ``torch.optim`` class or another function of the parameter list that returns a torch
             optimizer (whose own learning rate counts), or an :class:`pyrobnn.Optimizer`, which also has the schedule

@@ -238,3 +238,20 @@ def test_a_package_without_metadata_costs_no_fit(monkeypatch):
     monkeypatch.setattr("importlib.metadata.Distribution.discover", lambda **_: iter(()))
     versions = pb.MLE(num_steps=1, compile=False).fit(toy_model(), *toy()).meta["versions"]
     assert versions["pyrobnn"] == pb.__version__ and versions["tyxe"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("method", "scale", "num_steps"),
+    [
+        (pb.MAP(num_steps=40, compile=False), dist.HalfNormal(1.0), 20),
+        (pb.MAP(num_steps=40, compile=False), 0.3, 40),
+        # without L-BFGS, and by their evidence, the ends are what the steps make of them
+        (pb.MAP(num_steps=40, polish_steps=0, compile=False), dist.HalfNormal(1.0), 40),
+        (pb.DeepEnsemble(num_steps=40, compile=False), dist.HalfNormal(1.0), 40),
+    ],
+)
+def test_a_search_whose_ends_go_on_to_their_modes_takes_half_of_the_steps(method, scale, num_steps):
+    x, y = toy()
+    likelihood = pb.likelihoods.HomoskedasticGaussian(scale)
+    posterior = method.fit(pb.BNN(toy_net(), normal_prior(), likelihood), x, y)
+    assert posterior.history["loss"].shape[-1] == num_steps

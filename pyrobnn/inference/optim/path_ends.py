@@ -35,13 +35,15 @@ class Refinement:
 
     Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept;
         ``valley_rounds``, by which every end goes on to its very mode, in the units of its posterior, before they are
-        compared: on the way there the evidence of an end may fall by ten nats. Ends that stay where they are have none.
+        compared: on the way there the evidence of an end may fall by ten nats. Ends that stay where they are have none;
+        ``share_before``, of the steps of a search from one point, those that are taken before.
     """
 
     density: Density
     num_steps: int
     polish_steps: int
     valley_rounds: int = 0
+    share_before: float = 1.0
 
     def slope(self, points: Tensor) -> Slope:
         """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""

@@ -273,10 +273,14 @@ class Search:
         shown = None if self.snapshot is None else _composed(self.snapshot, best_of_paths)
         lr = self.training.lr
         rates = (lr * paths.rates.flatten()).clamp(max=max(lr, _LARGEST_RATE)) / lr
+        training = self.training
+        if self.refinement is not None and start.dim() == 1:
+            num_steps = math.ceil(self.refinement.share_before * training.num_steps)
+            training = replace(training, num_steps=num_steps)
         result = self._run(
             paths.starts.flatten(0, 1),
             paths.relative_levels.flatten(),
-            self.training,
+            training,
             shown,
             num_paths,
             rates,
