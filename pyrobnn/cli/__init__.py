@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: its words; None for those of the process.
     """
+    if argv is None:
+        _wait_asleep()
     words = list(sys.argv[1:] if argv is None else argv)
     parser = OneLineParser(
         prog="pyrobnn",
@@ -69,3 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             say("\nstopped", sys.stderr)
             return INTERRUPTED
+
+
+def _wait_asleep() -> None:
+    """Let torch's threads, where its OpenMP is GNU's, wait for each other asleep after a few microseconds.
+
+    Otherwise each keeps a core that another program, or the process that compiles ahead, may need for what they wait
+    for: a fit takes several times as long. It has to be said before torch is imported.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")

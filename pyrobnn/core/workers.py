@@ -28,7 +28,7 @@ class Processes(Executor):
 
     def __init__(self, num: int) -> None:
         self._free = BoundedSemaphore(num)
-        self._threads_each = max(1, len(os.sched_getaffinity(0)) // num) if _HAS_AFFINITY else 1
+        self._threads_each = max(1, num_cores() // num)
         self._waiting: list[Thread] = []
 
     def submit(
@@ -70,7 +70,9 @@ class Processes(Executor):
             thread.join()
 
 
-_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
+def num_cores() -> int:
+    """Cores that this program may use; one where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _begin_worker(num_threads: int) -> None:

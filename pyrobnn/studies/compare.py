@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -12,8 +13,11 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from xarray import DataTree
 
+from pyrobnn.core.ahead import done_ahead
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.groups import OBSERVED_DATA
 from pyrobnn.core.workers import executor_of, outcomes
@@ -21,6 +25,7 @@ from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.inference.fitting.checkpoints import fingerprint
 from pyrobnn.inference.method import Method
+from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
 from pyrobnn.studies.study import Study
@@ -84,11 +89,45 @@ def run_study(
     if workers is not None:
         yield from _run_on(workers, run, names, announce)
         return
-    for name in names:
-        for run_name, result in run.results(name, announce):
-            yield run_name, result
-            if run_name == name and isinstance(result, DataTree) and _is_interrupted(result):
-                return
+    with done_ahead(run.first_steps(names[1:])) as ahead:
+        for name in names:
+            ahead.wait_for(name)
+            for run_name, result in run.results(name, announce):
+                yield run_name, result
+                if run_name == name and isinstance(result, DataTree) and _is_interrupted(result):
+                    return
+
+
+class _Stepped(Exception):
+    """A fit has taken its first step."""
+
+
+def _stop(step: int, metrics: Mapping[str, Any]) -> None:
+    raise _Stepped
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _FirstStep:
+    """A fit up to its first step, by when its machine code lies in the folder of torch's compiler."""
+
+    method: Method
+    model: BNN
+    x: Tensor
+    y: Tensor
+    arguments: dict[str, Any]
+    num_threads: int
+
+    def __call__(self) -> None:
+        # code is of so many threads
+        torch.set_num_threads(self.num_threads)
+        with contextlib.suppress(_Stepped):
+            self.method.fit(
+                self.model,
+                self.x,
+                self.y,
+                callbacks=[_stop],
+                **self.arguments,
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,6 +146,26 @@ class _MethodRun:
         """The results of a method, and what is to be announced of it."""
         texts: list[str] = []
         return list(self.results(name, texts.append)), texts
+
+    def first_steps(self, names: Sequence[str]) -> dict[str, Callable[[], None]]:
+        """The first steps of these methods, for a process that compiles ahead: of those that may compile, on a CPU."""
+        steps: dict[str, Callable[[], None]] = {}
+        if torch.device(self.shared_arguments["device"] or "cpu").type != "cpu":
+            return steps
+        for name in names:
+            method, arguments = self.prepared[name]
+            if getattr(method, "compile", False) is False:
+                continue
+            arguments = self.shared_arguments | arguments | {"progress": False}
+            steps[name] = _FirstStep(
+                method,
+                self.study.model,
+                self.study.train.x,
+                self.study.train.y,
+                arguments,
+                torch.get_num_threads(),
+            )
+        return steps
 
     def results(
         self, name: str, announce: Callable[[str], None]

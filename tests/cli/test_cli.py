@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -330,3 +331,18 @@ def test_the_doctor_reports_a_fit_that_fails(capsys, monkeypatch):
     monkeypatch.setattr(pb.MAP, "fit", fit)
     assert cli.main(["doctor"]) == 1
     assert capsys.readouterr().out.endswith("failed: RuntimeError: no such device\n")
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_the_threads_of_the_command_line_wait_asleep_unless_the_user_says_otherwise(
+    given, monkeypatch
+):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "before")  # what the test leaves behind
+    monkeypatch.setattr(sys, "argv", ["pyrobnn", "--version"])
+    if given is None:
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+    else:
+        monkeypatch.setenv("GOMP_SPINCOUNT", given)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert os.environ["GOMP_SPINCOUNT"] == (given or "1000")
