@@ -21,6 +21,8 @@ POSTERIOR_PREDICTIVE = "posterior_predictive"
 REPLICATES = "replicates"
 #: PIT and mean of each value of an observed joint event, given the values before it
 ONE_STEP = "one_step"
+#: exchanges of components that leave the density as it is, and that the draws tell apart
+EXCHANGE = "exchange"
 #: attribute of an observed variable: the number of its joint events, whose values depend on each other
 EVENTS = "joint_events"
 #: attribute of an observed variable: its rows may have been chosen by their outcome

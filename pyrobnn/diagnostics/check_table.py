@@ -51,6 +51,7 @@ from pyrobnn.diagnostics.papers import (
     VARIATIONAL,
 )
 from pyrobnn.diagnostics.patterns import by_region, order, pattern
+from pyrobnn.diagnostics.relabelling import component_order
 from pyrobnn.diagnostics.row import Row
 from pyrobnn.diagnostics.target import density_moves, function_moves, score, virial
 
@@ -80,6 +81,7 @@ TABLE = (
     Row("moving", "draws", moving, (0.25,), "share of draws like the one before", OWN, _of_draws),
     Row("chains", "draws", chains, (50.0, 4.0), "draws a chain, chains", RHAT, _of_chains),
     Row("rhat_function", "draws", largest_rhat, RHAT_LIMITS, "ratio", RHAT, _of_chains),
+    Row("component_order", "draws", component_order, (1.0,), "orders", OWN, _of_draws),
     Row("ess_function", "draws", smallest_ess, (400.0, 100.0), "effective draws", RHAT, _of_chains),
     Row("divergences", "draws", divergences, (0.0, 0.01), "share beyond chance", HMC, _of_chains),
     Row("bfmi", "draws", energy, (0.3, 0.2), "share", BFMI, _of_chains),

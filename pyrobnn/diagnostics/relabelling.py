@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import itertools
+import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,10 +12,15 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from pyrobnn.core.chains import rhat
+from pyrobnn.core.component_names import MOST_COMPONENTS, numbered_sites
+from pyrobnn.core.groups import EXCHANGE
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
+from pyrobnn.diagnostics.evidence import labels as names_along
+from pyrobnn.diagnostics.grades import Found, Limits
+from pyrobnn.diagnostics.limits import RHAT_LIMITS
 
-#: most components of a mixture that are relabelled
-_MOST_COMPONENTS = 20
+#: most components whose orders are all tried
+_MOST_TRIED = 6
 #: values (chain, draw, component, value), by the names of the sites that they are of
 _Components = dict[tuple[str, ...], np.ndarray]
 
@@ -24,6 +31,110 @@ class Relabelled(NamedTuple):
     sites: list[str]
     before: float
     after: float
+
+
+class _Exchange(NamedTuple):
+    """An exchange of components that leaves the density of a program as it is, as the tree says it.
+
+    Args:
+        num_components: how many components there are.
+        axes: site → its axes of components; none for the share of the first of two, which becomes one minus it.
+        numbered: groups of as many sites as there are components, one for each.
+    """
+
+    num_components: int
+    axes: Mapping[str, Sequence[int]]
+    numbered: Sequence[Sequence[str]]
+
+    @property
+    def sites(self) -> list[str]:
+        """All sites that are exchanged."""
+        return [*self.axes, *itertools.chain.from_iterable(self.numbered)]
+
+    def applied(
+        self, sites: Mapping[str, np.ndarray], order: Sequence[int]
+    ) -> dict[str, np.ndarray]:
+        """The exchanged sites (draw, …) with the components in another order."""
+        moved = {}
+        for name, axes in self.axes.items():
+            values = sites[name]
+            for axis in axes:
+                values = np.take(values, order, axis=1 + axis)
+            is_exchanged_share = not axes and order[0] != 0
+            moved[name] = 1.0 - values if is_exchanged_share else values
+        for names in self.numbered:
+            for place, source in enumerate(order):
+                moved[names[place]] = sites[names[source]]
+        return moved
+
+    def relabelled(self, sites: Mapping[str, np.ndarray], limit: float) -> Relabelled | None:
+        """The sites, if their chains agree once each is in the order whose means are nearest to the first chain's."""
+        if self.num_components > _MOST_TRIED:
+            return None
+        own = {name: sites[name].astype(np.float64) for name in self.sites}
+        before = self.largest_rhat(own)
+        orders = [*itertools.permutations(range(self.num_components))]
+        aligned = {name: values.copy() for name, values in own.items()}
+        first = {name: values[0] for name, values in own.items()}
+        for chain in range(1, len(next(iter(own.values())))):
+            values = {name: of_site[chain] for name, of_site in own.items()}
+            nearest = min(
+                (self.applied(values, order) for order in orders),
+                key=lambda moved: _squared_distance(first, moved),
+            )
+            for name, of_site in nearest.items():
+                aligned[name][chain] = of_site
+        after = self.largest_rhat(aligned)
+        return Relabelled(self.sites, before, after) if after <= limit < before else None
+
+    def largest_rhat(self, sites: Mapping[str, np.ndarray]) -> float:
+        """The largest R-hat of any value of any exchanged site."""
+        return _largest_rhat({(name,): sites[name] for name in self.sites})
+
+
+def _squared_distance(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
+    """Squared distance of the means of sites (draw, …) of two chains, in their variances."""
+    total = 0.0
+    for name, values in first.items():
+        variance = 0.5 * (values.var(axis=0) + second[name].var(axis=0))
+        difference = values.mean(axis=0) - second[name].mean(axis=0)
+        total += float((difference**2 / np.where(variance > 0.0, variance, 1.0)).sum())
+    return total
+
+
+def _known_exchanges(evidence: Evidence) -> list[_Exchange]:
+    """The exchanges of components that the tree of a program says leave its density as it is."""
+    counts = evidence.variable(EXCHANGE, "num_components")
+    if counts is None:
+        return []
+    exchanges = []
+    for count, text in zip(counts.values, names_along(counts, "exchange") or []):
+        what = json.loads(text)
+        exchange = _Exchange(int(count), what["axes"], what["numbered"])
+        if all(name in evidence.sites for name in exchange.sites):
+            exchanges.append(exchange)
+    return exchanges
+
+
+def component_order(evidence: Evidence, _: Limits) -> Found | None:
+    """Whether the draws keep one order of components that the density of the program does not tell apart.
+
+    The density is the same when components that lie apart in the draws are exchanged, so the posterior has a mode
+    for each of their orders, and draws of one of them are right up to that order. What depends on no order, such as
+    predictions and densities, is the posterior's.
+
+    Reference: Dealing with label switching in mixture models (Stephens, 2000).
+    """
+    for exchange in _known_exchanges(evidence):
+        is_switched = (
+            evidence.num_chains > 1 and exchange.largest_rhat(evidence.sites) > RHAT_LIMITS[-1]
+        )
+        if not is_switched:
+            numbers = {"sites": ", ".join(map(repr, exchange.sites))}
+            return Found(
+                "info", float(math.factorial(exchange.num_components)), "one_order", numbers
+            )
+    return None
 
 
 def switched_labels(evidence: Evidence, site: str, limit: float) -> Relabelled | None:
@@ -44,10 +155,13 @@ def switched_labels(evidence: Evidence, site: str, limit: float) -> Relabelled |
     sites = evidence.sites
     if site not in sites or evidence.num_chains < 2:
         return None
+    for exchange in _known_exchanges(evidence):
+        if site in exchange.sites:
+            return exchange.relabelled(sites, limit)
     groups = _numbered(sites)
     sizes = [*sites[site].shape[2:], *(len(names) for names in groups if site in names), 2]
     for num_components in dict.fromkeys(sizes):
-        if not 2 <= num_components <= _MOST_COMPONENTS:
+        if not 2 <= num_components <= MOST_COMPONENTS:
             continue
         components = _components(sites, groups, num_components)
         if components and num_components == 2:
@@ -79,13 +193,10 @@ def _components(
 
 
 def _numbered(sites: Mapping[str, np.ndarray]) -> list[tuple[str, ...]]:
-    """The groups of sites of one shape whose names differ in one number, or in a last letter, alone."""
-    groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for name, values in sites.items():
-        stem, count = re.subn(r"\d+|(?<=_)[A-Za-z]$", "#", name)
-        if count == 1 and not name.startswith(WEIGHTS):
-            groups.setdefault((stem, values.shape), []).append(name)
-    return [tuple(names) for names in groups.values() if len(names) > 1]
+    """The groups of sites whose names differ in a number or a last letter alone, weights of networks left out."""
+    return numbered_sites(
+        {name: values.shape for name, values in sites.items() if not name.startswith(WEIGHTS)}
+    )
 
 
 def _shares(

@@ -239,7 +239,7 @@ class Verdict:
         for question in QUESTIONS:
             answer = self.shown_answer(question)
             bounded = question == "draws" and answer == "pass"
-            within = f" (sd within {TOLERANCE:.0%})" if bounded else ""
+            within = f" (sd within {TOLERANCE:.0%}{self._order(', ')})" if bounded else ""
             answers.append(f"{question}: {answer}{within}")
         return ", ".join(answers)
 
@@ -256,6 +256,18 @@ class Verdict:
         return "; ".join(
             self._answer_in_words(question) for question in QUESTIONS if question in questions
         )
+
+    def _order(self, before: str = "") -> str:
+        """In which order of components the draws are right, behind other words; empty where they keep none."""
+        kept = self._kept_order
+        if kept is None:
+            return ""
+        return f"{before}in one of {kept.value:,.0f} orders of {kept.numbers['sites']}"
+
+    @property
+    def _kept_order(self) -> Check | None:
+        """The check which says that the draws keep one order of components."""
+        return next((check for check in self.checks if check.code == "one_order"), None)
 
     def _answer_in_words(self, question: Question) -> str:
         """One answer and what decided it; that a fault of the model was seen by draws that fail, which may cause it."""
@@ -275,15 +287,14 @@ class Verdict:
         Of an approximation that passes, how far its standard deviations may be off.
         """
         worst = self.worst(question)
-        if (
-            question == "draws"
-            and worst is None
-            and any(c.name == "importance" for c in self.checks)
-        ):
-            return (
-                f"standard deviations are within {TOLERANCE:.0%} of the posterior's, and "
-                "smaller differences are not tested"
-            )
+        if question == "draws" and worst is None:
+            order = self._order()
+            if any(check.name == "importance" for check in self.checks):
+                return (
+                    f"standard deviations are within {TOLERANCE:.0%} of the posterior's{order and f' {order}'}, and "
+                    "smaller differences are not tested"
+                )
+            return f"{order}, which the model does not tell apart" if order else ""
         nothing_there = worst is not None and worst.code in _NOTHING_THERE
         return "" if nothing_there and not self.checked(question) else self.fault(question)
 
@@ -302,6 +313,9 @@ class Verdict:
             for check in decisive
             if check is not None
         ]
+        kept = self._kept_order
+        if kept is not None:
+            evidence.append(f"{kept.status} {kept.name}: {kept.evidence}")
         action = [f"next: {self.action}"] if self.action else []
         return shown("\n".join([self.summary, self.lines, *evidence, *action]))
 

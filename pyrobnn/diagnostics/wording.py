@@ -55,6 +55,7 @@ FAULTS = {
     "rhat_function": "the chains disagree with each other",
     "chains_disagree": "the chains disagree with each other",
     "labels_switched": "the chains agree but for the order of a mixture's components (label switching)",
+    "one_order": "the draws keep one order of a mixture's components",
     "chains_slow": "the chains mix too slowly",
     "ess_function": "the effective sample size is too small",
     "divergences": "the sampler diverged, and may have missed part of the posterior",
@@ -448,6 +449,10 @@ SEEN: dict[str, Template] = {
     + "the chains disagree, but agree (R-hat {after:.3f}) once the components of {sites} are "
     "put into the same order in all chains. The posterior of a mixture is the same under every order (label "
     "switching).",
+    "one_order": "The draws keep one of the {value:,.0f} orders of the components of {sites}, which the model does not "
+    "tell apart (label switching). Predictions, densities and whatever else depends on no order are the posterior's. "
+    "What is said of one component holds in this order: name it by its values and not by its number, compare runs "
+    "only after they are put into one order, or give the components an order (transforms.OrderedTransform).",
     "chains_slow": _RHAT + "the chains mix too slowly.",
     "ess_function": "The smallest effective sample size is {value:.0f} of {draws:,} draws ({kind}, {where}; at least "
     "{limit:.0f} expected).",

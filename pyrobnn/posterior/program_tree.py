@@ -20,6 +20,7 @@ from pyrobnn.model.gradient import at_each
 from pyrobnn.model.nodes import Node
 from pyrobnn.posterior.approximation import DRAWS_AT_ONCE, PosteriorLike
 from pyrobnn.posterior.arrays import Dims, few_draws, sample_dataset, site_dataset, to_numpy
+from pyrobnn.posterior.component_exchange import exchange_group
 from pyrobnn.posterior.invariance import (
     moved_functions,
     posterior_density,
@@ -88,6 +89,7 @@ def program_groups(
     groups[group.OBSERVED_DATA] = _observed_data(fitted)
     groups[group.ONE_STEP] = one_step(posterior, density, fitted.events)
     groups[group.POSTERIOR_PREDICTIVE] = fitted.of_data(replicates)
+    groups[group.EXCHANGE] = exchange_group(density, posterior.draws)
     if num_prior_draws:
         prior_draws, prior_data = derived.prior(density, num_prior_draws, seed, 0.5 * seconds)
         groups[group.PRIOR] = site_dataset(prior_draws, fitted.axes)

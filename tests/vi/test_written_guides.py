@@ -229,6 +229,57 @@ def test_a_list_of_guides_as_an_instance():
     assert posterior.draws["scale"].shape == (1, 200)
 
 
+def looped(x, y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    for place in pyro.plate("places", 2):
+        pyro.sample(f"level{place}", dist.Normal(mean, 1.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def unlooped(x, y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    for place in range(2):
+        pyro.sample(f"level{place}", dist.Normal(mean, 1.0))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def list_with(function):
+    def make(model):
+        guide = AutoGuideList(model)
+        guide.append(AutoNormal(pyro.poutine.block(model, expose=["mean"])))
+        guide.append(function)
+        return guide
+
+    return make
+
+
+def own_levels(x, y):
+    locs = pyro.param("locs", torch.zeros(2))
+    return {
+        f"level{place}": pyro.sample(f"level{place}", dist.Normal(locs[place], 1.0))
+        for place in pyro.plate("own", 2)
+    }
+
+
+LISTS = {
+    "loop": (looped, AutoNormal, r"range\(…\)"),
+    "loop of a list": (looped, list_with(own_levels), r"range\(…\)"),
+    "own parameters": (unlooped, list_with(own_levels), "one function guide"),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_automatic_guides_that_pyro_cannot_run_are_refused_in_a_sentence_before_the_first_step(
+    name,
+):
+    program, guide, words = LISTS[name]
+    with pytest.raises(Refused, match=words) as refusal:
+        pb.SVI(guide=guide, num_steps=10**9).fit(program, None, torch.zeros(5))
+    assert "\n" not in str(refusal.value)
+
+
 def of_linear_net(x, y):
     weight = pyro.param("weight", torch.zeros(1, 10, dtype=torch.float64))
     bias = pyro.param("bias", torch.zeros(1, dtype=torch.float64))

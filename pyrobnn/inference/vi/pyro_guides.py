@@ -62,6 +62,15 @@ GuideFactory = Callable[..., AutoGuide]
 GuideModule = AutoGuide | WrittenGuide
 
 
+#: part of an error of Pyro's automatic guides → what to do instead
+_REMEDIES = {
+    "sequential pyro.plate": ": loop over range(…) and not over pyro.plate(…), in the program and in the guide's own "
+    "functions, or leave out 'guide' for pyrobnn's families, which take such a loop",
+    "pyro.param statements": ": a function in a list of guides may not call pyro.param; write it as a PyroModule "
+    "whose parameters are PyroParam, or the whole guide as one function guide(x, y)",
+}
+
+
 class GuideFamily:
     """Any Pyro guide as a family: its parameters as one flat vector, its statements run by ``functional_call``.
 
@@ -92,8 +101,7 @@ class GuideFamily:
         with seeded(seed, density.device):
             self.guide = _guide_of(given, density, loc, init_scale)
             with _own_params(), pyro.poutine.block(), rows_of(density):
-                # the first call builds the parameters
-                nodes = pyro.poutine.trace(self.guide).get_trace(*density.args).nodes
+                nodes = _first_nodes(self.guide, density)
         check_sites(nodes, self.latent)
         if isinstance(self.guide, WrittenGuide):
             check_written(nodes, self.latent)
@@ -234,6 +242,27 @@ class GuideFamily:
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
         return GuideApproximation(layout, self.guide, self.unflatten(phi))
+
+
+def _first_nodes(guide: GuideModule, density: Density) -> Mapping[str, Node]:
+    """The nodes of a guide's first run, which builds its parameters.
+
+    Raises:
+        Refused: an automatic guide that cannot be run, such as one of a program with a loop over a plate.
+    """
+    try:
+        return pyro.poutine.trace(guide).get_trace(*density.args).nodes
+    except Refused:
+        raise
+    except (NotImplementedError, RuntimeError) as error:
+        if not isinstance(guide, AutoGuide):
+            raise
+        # what follows the first line are the shapes of all sites
+        reason = str(error).partition("\n")[0].rstrip(".")
+        remedy = next((words for part, words in _REMEDIES.items() if part in reason), "")
+        raise Refused(
+            f"{_title(guide)} cannot be run with this program ({reason}){remedy}"
+        ) from error
 
 
 class GuideApproximation:

@@ -1,0 +1,233 @@
+"""Components that a program's density does not tell apart, as those of a mixture: found by exchanging them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from pyrobnn.core.component_names import MOST_COMPONENTS, numbered_sites
+from pyrobnn.core.positions import evenly_spaced
+from pyrobnn.model import Density
+from pyrobnn.model.gradient import at_each
+
+#: draws at which an exchange that left the density of the first as it was is tried again
+_NUM_DRAWS = 4
+#: exchanges that are tried of one number of components
+_MOST_TRIED = 64
+#: difference of log joint densities that rounding explains, as a share of their size: of draws kept in float32
+_ROUNDING = 1e-5
+#: the same of a value that is taken to unconstrained space and back
+_INVERSE = 1e-3
+#: sds between the means of two components, which are equal where the draws hold all orders
+_APART = 1.0
+
+#: site → the axes that hold the components; none of a share of the first of two, which becomes one minus it
+Axes = Mapping[str, tuple[int, ...]]
+
+
+class Exchange(NamedTuple):
+    """An exchange of components: of ``num_components``, in the ``sites`` with an axis of them, and in groups of sites.
+
+    Args:
+        num_components: how many components there are.
+        axes: site → its axes of components; empty for the share of the first of two components.
+        numbered: groups of as many sites as there are components, one for each.
+    """
+
+    num_components: int
+    axes: Axes
+    numbered: tuple[tuple[str, ...], ...]
+
+    def applied(self, values: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+        """Values (draw, …) of every site with the components in another order (component,)."""
+        moved = dict(values)
+        for name, axes in self.axes.items():
+            for axis in axes:
+                moved[name] = moved[name].index_select(1 + axis, order)
+            if not axes:
+                moved[name] = 1.0 - moved[name]
+        for names in self.numbered:
+            for place, source in enumerate(order.tolist()):
+                moved[names[place]] = values[names[source]]
+        return moved
+
+    def to_json(self) -> str:
+        """The sites and axes as text."""
+        return json.dumps({"axes": self.axes, "numbered": self.numbered})
+
+
+def exchange_group(density: Density, draws: Mapping[str, Tensor]) -> xr.Dataset:
+    """What can be exchanged without a change of the density: the number of components, by the sites and their axes.
+
+    Only where the draws (chain, draw, …) tell the components apart: where they are in every order alike, nothing
+    that is read off them depends on it.
+    """
+    names = [site.name for site in density.sites if site.kind == "latent"]
+    latent = {name: draws[name] for name in names if name in draws}
+    if len(latent) < len(density.sites):
+        return xr.Dataset()
+    exchanges = []
+    for num_components in _counts(latent):
+        exchange = _first_exchange(density, latent, num_components)
+        if exchange is not None:
+            exchanges.append(exchange)
+    if not exchanges:
+        return xr.Dataset()
+    counts = [exchange.num_components for exchange in exchanges]
+    what = [exchange.to_json() for exchange in exchanges]
+    return xr.Dataset({"num_components": (("exchange",), counts)}, coords={"exchange": what})
+
+
+def _counts(draws: Mapping[str, Tensor]) -> list[int]:
+    """The numbers of components that there may be: lengths of axes, and of groups of sites."""
+    counts = {size for value in draws.values() for size in value.shape[2:]}
+    counts |= {len(names) for names in _groups(draws)}
+    return sorted(count for count in counts if 2 <= count <= MOST_COMPONENTS)
+
+
+def _groups(draws: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
+    return numbered_sites({name: value.shape[2:] for name, value in draws.items()})
+
+
+def _first_exchange(
+    density: Density, draws: Mapping[str, Tensor], num_components: int
+) -> Exchange | None:
+    """The exchange of fewest sites that leaves the density as it is and whose components the draws tell apart."""
+    candidates = [
+        exchange for exchange in _candidates(draws, num_components) if _tell_apart(exchange, draws)
+    ]
+    if not candidates:
+        return None
+    flat = {name: value.flatten(0, 1).double() for name, value in draws.items()}
+    count = len(next(iter(flat.values())))
+    points = [int(place) for place in evenly_spaced(count, min(count, _NUM_DRAWS))]
+    some = {name: value[points] for name, value in flat.items()}
+    return _first_that_holds(density.double(), some, candidates)
+
+
+def _first_that_holds(
+    density: Density, values: Mapping[str, Tensor], candidates: Sequence[Exchange]
+) -> Exchange | None:
+    """The first exchange that leaves the density as it is at all values (draw, …)."""
+    turn = torch.arange(candidates[0].num_components).roll(1)
+    swap = torch.arange(candidates[0].num_components)
+    swap[:2] = torch.tensor([1, 0])
+    # the program runs once for all of them
+    first = {name: value[:1] for name, value in values.items()}
+    kept = _same_everywhere(
+        density, first, [exchange.applied(first, swap) for exchange in candidates]
+    )
+    for candidate, is_same in zip(candidates, kept, strict=True):
+        if is_same:
+            moved = [candidate.applied(values, order) for order in (swap, turn)]
+            if all(_same_everywhere(density, values, moved)):
+                return candidate
+    return None
+
+
+def _same_everywhere(
+    density: Density, values: Mapping[str, Tensor], moved: Sequence[Mapping[str, Tensor]]
+) -> list[bool]:
+    """Of each of several changes of values (draw, …), whether the log joint density is the same at every draw."""
+    stacked = {
+        name: torch.cat([value, *(changed[name] for changed in moved)])
+        for name, value in values.items()
+    }
+    log_joint = _log_joints(density, stacked).reshape(1 + len(moved), -1)
+    base = log_joint[0]
+    # where one is not finite the comparison is false
+    same = (log_joint[1:] - base).abs() <= _ROUNDING * (1.0 + base.abs())
+    return same.all(1).tolist()
+
+
+def _candidates(draws: Mapping[str, Tensor], num_components: int) -> list[Exchange]:
+    """Exchanges of so many components, those of fewest sites first."""
+    parts: list[list[Exchange | None]] = []
+    for name, value in draws.items():
+        axes = [axis for axis, size in enumerate(value.shape[2:]) if size == num_components]
+        choices = [
+            chosen
+            for size in range(1, 1 + len(axes))
+            for chosen in itertools.combinations(axes, size)
+        ]
+        if (
+            num_components == 2
+            and value[0, 0].numel() == 1
+            and 0 <= value.min()
+            and value.max() <= 1
+        ):
+            choices.append(())
+        if choices:
+            parts.append(
+                [None, *(Exchange(num_components, {name: chosen}, ()) for chosen in choices)]
+            )
+    for names in _groups(draws):
+        if len(names) == num_components:
+            parts.append([None, Exchange(num_components, {}, (names,))])
+    combined = [
+        _joined(num_components, chosen)
+        for chosen in itertools.islice(itertools.product(*parts), 8 * _MOST_TRIED)
+    ]
+    combined.sort(key=_size)
+    return [exchange for exchange in combined if _size(exchange)][:_MOST_TRIED]
+
+
+def _joined(num_components: int, parts: Sequence[Exchange | None]) -> Exchange:
+    axes: dict[str, tuple[int, ...]] = {}
+    numbered: list[tuple[str, ...]] = []
+    for part in parts:
+        if part is not None:
+            axes |= part.axes
+            numbered += part.numbered
+    return Exchange(num_components, axes, tuple(numbered))
+
+
+def _size(exchange: Exchange) -> int:
+    """How much is exchanged: axes, shares and groups."""
+    return sum(max(1, len(axes)) for axes in exchange.axes.values()) + len(exchange.numbered)
+
+
+def _tell_apart(exchange: Exchange, draws: Mapping[str, Tensor]) -> bool:
+    """Whether the means of two components lie apart in a chain, which a chain that visits all orders makes equal."""
+    order = torch.arange(exchange.num_components).roll(1)
+    for chain in range(len(next(iter(draws.values())))):
+        values = {name: value[chain].double() for name, value in draws.items()}
+        moved = exchange.applied(values, order)
+        for name in _sites(exchange):
+            distance = (values[name].mean(0) - moved[name].mean(0)).abs()
+            spread = (
+                0.5 * (values[name].var(0, correction=0) + moved[name].var(0, correction=0))
+            ).sqrt()
+            if bool((distance > _APART * spread).any()):
+                return True
+    return False
+
+
+def _sites(exchange: Exchange) -> Iterator[str]:
+    yield from exchange.axes
+    for names in exchange.numbered:
+        yield from names
+
+
+@torch.no_grad()
+def _log_joints(density: Density, values: Mapping[str, Tensor]) -> Tensor:
+    """Log joint densities (draw,) of values (draw, …) in their own units; not a number outside of a support."""
+    z = density.unconstrain(values)
+    possible = torch.isfinite(z).all(1)
+    log_joint = z.new_full((len(z),), torch.nan, dtype=torch.float64)
+    if bool(possible.any()):
+        log_joint[possible] = at_each(
+            lambda point: density.log_joint(point, jacobian=False), z[possible]
+        ).double()
+    back = density.constrain(z)
+    for name, value in values.items():
+        # a transform that has no inverse there gives another value
+        error = (back[name] - value).abs() > _INVERSE * (1.0 + value.abs())
+        log_joint[error.reshape(len(z), -1).any(1)] = torch.nan
+    return log_joint
