@@ -125,7 +125,7 @@ class BNNRegressor(RegressorMixin, Estimator):
             multi_output=True,
             y_numeric=True,
         )
-        y = np.asarray(y, dtype=np.float64)
+        y = _numbers(y)
         flat = y.ndim == 1
         y = y.reshape(len(y), -1)
         self.n_outputs_ = self._values(y).shape[1]
@@ -222,3 +222,17 @@ class BNNRegressor(RegressorMixin, Estimator):
         if units is not None:
             scale = scale / (units.y_scale if width > 1 else units.y_scale[0])
         return HomoskedasticGaussian(scale)
+
+
+def _numbers(y: ArrayLike) -> np.ndarray:
+    """Targets as floats.
+
+    Raises:
+        ValueError: 'y' holds words.
+    """
+    try:
+        return np.asarray(y, dtype=np.float64)
+    except ValueError as error:
+        raise ValueError(
+            f"'y' must hold numbers, and {error}: words are classes, which BNNClassifier predicts"
+        ) from error

@@ -29,6 +29,7 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import lazy_property
 
+from pyrobnn.core.private_pyro import mask_of
 from pyrobnn.core.private_torch import (
     ROUNDING,
     depends,
@@ -258,6 +259,10 @@ def impossible(fn: Distribution, site: str = "") -> list[Impossible]:
         return places
     for inner in _inner_distributions(fn):
         places += impossible(inner, site)
+    for inner, selected in _selected_distributions(fn):
+        inside = possible(inner)
+        if inside is not None and bool((selected & ~inside).any()):
+            places += impossible(inner, site)
     return places
 
 
@@ -272,7 +277,7 @@ class BoundedParameter(NamedTuple):
 def bounded_parameter(
     nodes: Mapping[str, Mapping[str, Any]], value: Tensor
 ) -> BoundedParameter | None:
-    """The first parameter with a lower bound that is the value itself, at any site; None where there is none."""
+    """The first parameter with a fixed lower bound that is the value itself, at any site; None where there is none."""
     # a program hands the sampled tensor on as it is: what was computed of it lies elsewhere
     address = value.data_ptr()
     for name, node in nodes.items():
@@ -286,6 +291,9 @@ def bounded_parameter(
             tensor = getattr(fn, parameter, None)
             constraint = supports[parameter]
             if not isinstance(tensor, Tensor) or not hasattr(constraint, "lower_bound"):
+                continue
+            # a bound that is a parameter too, as a Uniform's, is another at every draw
+            if isinstance(constraint.lower_bound, Tensor):
                 continue
             if tensor.data_ptr() == address:
                 return BoundedParameter(name, parameter, constraint)
@@ -395,6 +403,16 @@ def _inner_distributions(fn: Distribution) -> list[Any]:
     ):
         return []
     return [member for member in fn.__dict__.values() if isinstance(member, Distribution)]
+
+
+def _selected_distributions(fn: Distribution) -> list[tuple[Any, Tensor]]:
+    """The distributions of one that selects, each with the mask of where it counts."""
+    if isinstance(fn, dist.MaskedMixture):
+        mask: Tensor = vars(fn)["mask"]
+        return [(fn.component0, ~mask), (fn.component1, mask)]
+    if isinstance(fn, dist.MaskedDistribution):
+        return [(fn.base_dist, torch.as_tensor(mask_of(fn)))]
+    return []
 
 
 def _as_batch_mask(mask: Tensor, batch_shape: torch.Size) -> Tensor:

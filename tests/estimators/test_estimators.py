@@ -1055,3 +1055,9 @@ def test_a_target_that_is_a_line_does_not_hide_one_that_is_none(seed):
     model = pb.BNNRegressor(random_state=0, compile=False).fit(x, y)
     error = np.sqrt(np.mean((model.predict(x) - functions) ** 2, axis=0))
     assert (error < [0.15, 2.0]).all()  # of 0.7 and 100 for a constant
+
+
+@pytest.mark.parametrize("words", [["low", "high"] * 5, np.array(["1", "two"] * 5)])
+def test_a_regressor_of_words_names_the_target_and_the_classifier(words):
+    with pytest.raises(ValueError, match="'y' must hold numbers.*BNNClassifier"):
+        pb.BNNRegressor().fit(np.arange(10.0)[:, None], words)

@@ -301,6 +301,10 @@ PRIORS_THAT_MAKE_IMPOSSIBLE = {
         dist.Categorical(probs=torch.stack([a, 1 - a])), dist.Normal(torch.zeros(2), 1.0)
     ),
     "degrees": lambda a, x, y: dist.StudentT(a + 1.0, x, 1.0),
+    "partly masked": lambda a, x, y: dist.Normal(x, a.expand(len(x))).mask(x > x.median()),
+    "one of two": lambda a, x, y: dist.MaskedMixture(
+        x > x.median(), dist.Normal(x, 1.0), dist.Normal(x, a.expand(len(x)))
+    ),
 }
 PRIORS_THAT_DO_NOT = {
     "exp": lambda a, x, y: dist.Normal(x, torch.exp(a)),
@@ -308,6 +312,7 @@ PRIORS_THAT_DO_NOT = {
     "chosen": lambda a, x, y: dist.Normal(x, torch.where(a > 0, a, 1 - a)),
     "rarely": lambda a, x, y: dist.Normal(x, a + 4.0),
     "masked": lambda a, x, y: dist.Normal(x, torch.tanh(a)).mask(a > 0),
+    "masked out": lambda a, x, y: dist.Normal(x, torch.where(x > 0, 1.0, a)).mask(x > 0),
 }
 
 
@@ -325,6 +330,12 @@ def test_a_parameter_that_the_prior_makes_impossible_is_named_with_its_share(nam
     notes = findings(with_a_law(PRIORS_THAT_MAKE_IMPOSSIBLE[name]))
     (note,) = [note for note in notes if note.code == "impossible_under_prior"]
     assert "'y'" in str(note) and 0.05 < note.values["share"] < 1.0
+
+
+def test_a_bound_that_is_a_parameter_of_its_own_is_named_by_both():
+    notes = findings(with_a_law(lambda a, x, y: dist.Uniform(a, torch.full_like(x, 0.5))))
+    named = [str(note) for note in notes if note.code == "impossible_under_prior"]
+    assert sorted(text.split()[0] for text in named) == ["'high'", "'low'"]
 
 
 @pytest.mark.parametrize("name", PRIORS_THAT_DO_NOT)
