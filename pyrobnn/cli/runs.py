@@ -214,7 +214,7 @@ def doctor(argv: Sequence[str], command: str) -> int:
             action="always",
             category=UserWarning,
         ) as caught:
-            fitted = MAP(num_steps=500).fit(
+            fitted = MAP(num_steps=500, compile=True).fit(
                 model,
                 points.x,
                 points.y,
