@@ -221,5 +221,22 @@ def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Ten
     regression = BayesianRidge(alpha_2=1e-12)  # the default prior of the noise hides an exact line
     inputs = x.flatten(1).numpy()
     scales = [regression.fit(inputs, column.numpy()).alpha_ ** -0.5 for column in y.T]
-    least_noise = 1e-4 * y.std(0).clamp_min(1e-12)
+    least_noise = _least_noise(y)
     return torch.maximum(torch.tensor(scales, dtype=y.dtype), least_noise), least_noise
+
+
+def _least_noise(y: Tensor) -> Tensor:
+    """The least noise (out,) to resolve: a ten-thousandth of the targets' standard deviation."""
+    return 1e-4 * y.std(0).clamp_min(1e-12)
+
+
+def is_exact(posterior: Posterior, x: Tensor, y: Tensor) -> bool:
+    """Whether a model passes through every target: its known noise is the least to resolve.
+
+    Were that noise inferred its posterior would reach down to zero, where no sampler arrives.
+    """
+    scale = posterior.bnn.likelihood.own.fixed.get("scale")
+    if scale is None:
+        return False
+    _, targets = in_standard_units(posterior.bnn, x, y)
+    return bool((scale.cpu() <= 1.001 * _least_noise(targets)).all())

@@ -45,7 +45,7 @@ from pyrobnn.estimators.auto import (
 )
 from pyrobnn.estimators.chains_of_fit import at_posterior
 from pyrobnn.estimators.comparison import gain, quiet
-from pyrobnn.estimators.empirical_bayes import empirical_bayes
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, is_exact
 from pyrobnn.estimators.features import Offset
 from pyrobnn.estimators.fits import Fit, RunOptions, subset, with_net
 from pyrobnn.estimators.left_out import left_out, left_out_labels
@@ -64,6 +64,11 @@ from pyrobnn.posterior.prediction import Prediction
 if TYPE_CHECKING:
     from pyrobnn.diagnostics import Verdict
 
+#: of a fit that passes through every target
+_EXACT = (
+    "it passes through every target, so the noise is taken to be a ten-thousandth of their standard "
+    "deviation and is not inferred"
+)
 #: inputs (n, feature)
 Table: TypeAlias = ArrayLike | pd.DataFrame
 #: a net for so many inputs and outputs
@@ -269,15 +274,19 @@ class Estimator(BaseEstimator):
                 fit = at_posterior(net.because(why), model, self.num_draws, seed)
                 if fit is not None:
                     return fit
-                if num <= FEW_ROWS:
+                exact = is_exact(net.posterior, rows.x, rows.y)
+                if num <= FEW_ROWS and not exact:
                     return self._infer(model, rows, seed)
                 warn(net.posterior.meta["warnings"])
-                return net.because(why)
+                net = net.because(why)
+                return net.because(_EXACT) if exact else net
         linear = with_net(model, linear_net)
         fit = self._infer(linear, rows, seed, few_rows=0).instead_of_a_net(f"{why}; ")
         if num > FEW_ROWS:
             return fit
         sampled = at_posterior(fit, model, self.num_draws, seed)
+        if sampled is None and is_exact(fit.posterior, rows.x, rows.y):
+            return fit.because(_EXACT)
         if sampled is None:
             sampled = self._infer(linear, rows, seed).instead_of_a_net(f"{why}; ")
         return sampled

@@ -5,10 +5,15 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pyro.distributions as dist
 import pytest
+import torch
 
 import pyrobnn as pb
-from pyrobnn.estimators import chains_of_fit
+from pyrobnn.data import Dataset, Standardizer
+from pyrobnn.estimators import chains_of_fit, estimator
+from pyrobnn.estimators.empirical_bayes import fit_by_evidence, is_exact
+from pyrobnn.estimators.estimator import Estimator
 
 
 @pytest.mark.slow
@@ -53,3 +58,39 @@ def test_chains_that_cannot_be_paid_for_leave_the_approximation(monkeypatch):
     monkeypatch.setattr(chains_of_fit, "_WORK", 1e-3)
     model = pb.BNNRegressor(random_state=0, compile=False).fit(x, y)
     assert model.posterior_.meta["method"] == "Laplace" and "arrived" not in model.method_reason_
+
+
+@pytest.mark.parametrize("gained", [True, False])
+def test_rows_that_a_function_passes_through_are_not_sampled_for_minutes(gained, monkeypatch):
+    x = np.linspace(0.0, 19.0, 15)[:, None]
+    y = 2.0 * x[:, 0] + 1.0
+    fit_nets = Estimator._fit_nets
+
+    def decided(self, *arguments):
+        net, _, why = fit_nets(self, *arguments)
+        return net, gained, why
+
+    monkeypatch.setattr(Estimator, "_fit_nets", decided)
+    monkeypatch.setattr(estimator, "at_posterior", lambda *_: None)  # as its chains do not arrive
+    fitted = pb.BNNRegressor(random_state=0).fit(x, y)
+    assert isinstance(fitted.method_, pb.Laplace)
+    assert "passes through every target" in fitted.method_reason_
+    mean, sd = fitted.predict(x, return_std=True)
+    np.testing.assert_allclose(mean, y, atol=1e-3 * y.std())
+    assert (sd < 1e-3 * y.std()).all()
+
+
+@pytest.mark.parametrize(("noise", "exact"), [(0.0, True), (1e-2, False)])
+def test_a_fit_is_exact_whose_noise_is_the_least_to_resolve(noise, exact):
+    x = torch.linspace(0.0, 1.0, 15, dtype=torch.float64)[:, None]
+    y = 3.0 * x + noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).double()
+    units = Standardizer.fit(Dataset(x, y, "line", "regression", ("x",)))
+    likelihood = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    model = pb.BNN(
+        pb.networks.mlp(1, (), 1, seed=0).double(),
+        pb.priors.FanInNormal(),
+        likelihood,
+        standardizer=units,
+    )
+    posterior, _ = fit_by_evidence(pb.Laplace(tune="marginal_likelihood"), model, x, y, {"seed": 0})
+    assert is_exact(posterior, x, y) == exact
