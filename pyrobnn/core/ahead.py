@@ -23,6 +23,8 @@ _PROGRAM = "from pyrobnn.core.ahead import do_jobs; do_jobs()"
 #: the answers to it
 _GO = b"go\n"
 _LEAVE_OUT = b"leave out\n"
+#: seconds that a job under way is waited for, at most: a compile takes less, and a longer one is no gain
+_LONGEST_WAIT = 30.0
 
 
 class Ahead:
@@ -34,10 +36,10 @@ class Ahead:
         self._needed: set[str] = set()
 
     def wait_for(self, name: str) -> None:
-        """Return once the job is not under way. If it has not been begun by now it never is."""
+        """Return once the job is not under way, or takes too long. If it has not been begun by now it never is."""
         with self._change:
             self._needed.add(name)
-            self._change.wait_for(lambda: self._underway != name)
+            self._change.wait_for(lambda: self._underway != name, _LONGEST_WAIT)
 
     def serve(self, jobs: bytes, process: subprocess.Popen[bytes]) -> None:
         """Hand over the pickled jobs, and answer until the process ends whether each is still to be done."""

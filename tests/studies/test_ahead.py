@@ -96,6 +96,20 @@ def test_a_job_ends_with_the_context(tmp_path):
     assert time.monotonic() - began < LONG
 
 
+def test_a_job_that_takes_too_long_is_no_longer_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(ahead, "_LONGEST_WAIT", 0.2)
+    begun = tmp_path / "begun"
+    jobs = {
+        "mark": functools.partial(begun.write_text, "begun"),
+        "long": functools.partial(time.sleep, 10 * LONG),
+    }
+    with done_ahead(jobs) as second_process:
+        wait_until(begun.exists)
+        wait_until(lambda: second_process._underway == "long")
+        second_process.wait_for("long")
+        assert second_process._underway == "long"
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_nothing_is_done_ahead_that_cannot_be(cores, monkeypatch):
     monkeypatch.setattr(ahead, "num_cores", lambda: cores)
