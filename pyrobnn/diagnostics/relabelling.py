@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from pyrobnn.core.chains import rhat
-from pyrobnn.core.component_names import MOST_COMPONENTS, numbered_sites
+from pyrobnn.core.component_names import MOST_COMPONENTS, Exchange, numbered_sites
 from pyrobnn.core.groups import EXCHANGE
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened
 from pyrobnn.diagnostics.evidence import labels as names_along
@@ -33,63 +32,32 @@ class Relabelled(NamedTuple):
     after: float
 
 
-class _Exchange(NamedTuple):
-    """An exchange of components that leaves the density of a program as it is, as the tree says it.
+def _relabelled(
+    exchange: Exchange, sites: Mapping[str, np.ndarray], limit: float
+) -> Relabelled | None:
+    """The sites, if their chains agree once each is in the order whose means are nearest to the first chain's."""
+    if exchange.num_components > _MOST_TRIED:
+        return None
+    own = {name: sites[name].astype(np.float64) for name in exchange.sites}
+    before = _rhat_of(exchange, own)
+    orders = [*itertools.permutations(range(exchange.num_components))]
+    aligned = {name: values.copy() for name, values in own.items()}
+    first = {name: values[0] for name, values in own.items()}
+    for chain in range(1, len(next(iter(own.values())))):
+        values = {name: of_site[chain] for name, of_site in own.items()}
+        nearest = min(
+            (exchange.applied(values, order) for order in orders),
+            key=lambda moved: _squared_distance(first, moved),
+        )
+        for name, of_site in nearest.items():
+            aligned[name][chain] = of_site
+    after = _rhat_of(exchange, aligned)
+    return Relabelled(exchange.sites, before, after) if after <= limit < before else None
 
-    Args:
-        num_components: how many components there are.
-        axes: site → its axes of components; none for the share of the first of two, which becomes one minus it.
-        numbered: groups of as many sites as there are components, one for each.
-    """
 
-    num_components: int
-    axes: Mapping[str, Sequence[int]]
-    numbered: Sequence[Sequence[str]]
-
-    @property
-    def sites(self) -> list[str]:
-        """All sites that are exchanged."""
-        return [*self.axes, *itertools.chain.from_iterable(self.numbered)]
-
-    def applied(
-        self, sites: Mapping[str, np.ndarray], order: Sequence[int]
-    ) -> dict[str, np.ndarray]:
-        """The exchanged sites (draw, …) with the components in another order."""
-        moved = {}
-        for name, axes in self.axes.items():
-            values = sites[name]
-            for axis in axes:
-                values = np.take(values, order, axis=1 + axis)
-            is_exchanged_share = not axes and order[0] != 0
-            moved[name] = 1.0 - values if is_exchanged_share else values
-        for names in self.numbered:
-            for place, source in enumerate(order):
-                moved[names[place]] = sites[names[source]]
-        return moved
-
-    def relabelled(self, sites: Mapping[str, np.ndarray], limit: float) -> Relabelled | None:
-        """The sites, if their chains agree once each is in the order whose means are nearest to the first chain's."""
-        if self.num_components > _MOST_TRIED:
-            return None
-        own = {name: sites[name].astype(np.float64) for name in self.sites}
-        before = self.largest_rhat(own)
-        orders = [*itertools.permutations(range(self.num_components))]
-        aligned = {name: values.copy() for name, values in own.items()}
-        first = {name: values[0] for name, values in own.items()}
-        for chain in range(1, len(next(iter(own.values())))):
-            values = {name: of_site[chain] for name, of_site in own.items()}
-            nearest = min(
-                (self.applied(values, order) for order in orders),
-                key=lambda moved: _squared_distance(first, moved),
-            )
-            for name, of_site in nearest.items():
-                aligned[name][chain] = of_site
-        after = self.largest_rhat(aligned)
-        return Relabelled(self.sites, before, after) if after <= limit < before else None
-
-    def largest_rhat(self, sites: Mapping[str, np.ndarray]) -> float:
-        """The largest R-hat of any value of any exchanged site."""
-        return _largest_rhat({(name,): sites[name] for name in self.sites})
+def _rhat_of(exchange: Exchange, sites: Mapping[str, np.ndarray]) -> float:
+    """The largest R-hat of any value of any exchanged site."""
+    return _largest_rhat({(name,): sites[name] for name in exchange.sites})
 
 
 def _squared_distance(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
@@ -102,15 +70,14 @@ def _squared_distance(first: Mapping[str, np.ndarray], second: Mapping[str, np.n
     return total
 
 
-def _known_exchanges(evidence: Evidence) -> list[_Exchange]:
+def _known_exchanges(evidence: Evidence) -> list[Exchange]:
     """The exchanges of components that the tree of a program says leave its density as it is."""
     counts = evidence.variable(EXCHANGE, "num_components")
     if counts is None:
         return []
     exchanges = []
     for count, text in zip(counts.values, names_along(counts, "exchange") or []):
-        what = json.loads(text)
-        exchange = _Exchange(int(count), what["axes"], what["numbered"])
+        exchange = Exchange.from_json(int(count), text)
         if all(name in evidence.sites for name in exchange.sites):
             exchanges.append(exchange)
     return exchanges
@@ -127,7 +94,7 @@ def component_order(evidence: Evidence, _: Limits) -> Found | None:
     """
     for exchange in _known_exchanges(evidence):
         is_switched = (
-            evidence.num_chains > 1 and exchange.largest_rhat(evidence.sites) > RHAT_LIMITS[-1]
+            evidence.num_chains > 1 and _rhat_of(exchange, evidence.sites) > RHAT_LIMITS[-1]
         )
         if not is_switched:
             numbers = {"sites": ", ".join(map(repr, exchange.sites))}
@@ -157,7 +124,7 @@ def switched_labels(evidence: Evidence, site: str, limit: float) -> Relabelled |
         return None
     for exchange in _known_exchanges(evidence):
         if site in exchange.sites:
-            return exchange.relabelled(sites, limit)
+            return _relabelled(exchange, sites, limit)
     groups = _numbered(sites)
     sizes = [*sites[site].shape[2:], *(len(names) for names in groups if site in names), 2]
     for num_components in dict.fromkeys(sizes):

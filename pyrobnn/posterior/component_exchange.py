@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.core.component_names import MOST_COMPONENTS, numbered_sites
+from pyrobnn.core.component_names import MOST_COMPONENTS, Exchange, numbered_sites
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.model import Density
 from pyrobnn.model.gradient import at_each
@@ -26,40 +24,6 @@ _ROUNDING = 1e-5
 _INVERSE = 1e-3
 #: sds between the means of two components, which are equal where the draws hold all orders
 _APART = 1.0
-
-#: site → the axes that hold the components; none of a share of the first of two, which becomes one minus it
-Axes = Mapping[str, tuple[int, ...]]
-
-
-class Exchange(NamedTuple):
-    """An exchange of components: of ``num_components``, in the ``sites`` with an axis of them, and in groups of sites.
-
-    Args:
-        num_components: how many components there are.
-        axes: site → its axes of components; empty for the share of the first of two components.
-        numbered: groups of as many sites as there are components, one for each.
-    """
-
-    num_components: int
-    axes: Axes
-    numbered: tuple[tuple[str, ...], ...]
-
-    def applied(self, values: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
-        """Values (draw, …) of every site with the components in another order (component,)."""
-        moved = dict(values)
-        for name, axes in self.axes.items():
-            for axis in axes:
-                moved[name] = moved[name].index_select(1 + axis, order)
-            if not axes:
-                moved[name] = 1.0 - moved[name]
-        for names in self.numbered:
-            for place, source in enumerate(order.tolist()):
-                moved[names[place]] = values[names[source]]
-        return moved
-
-    def to_json(self) -> str:
-        """The sites and axes as text."""
-        return json.dumps({"axes": self.axes, "numbered": self.numbered})
 
 
 def exchange_group(density: Density, draws: Mapping[str, Tensor]) -> xr.Dataset:
@@ -115,9 +79,9 @@ def _first_that_holds(
     density: Density, values: Mapping[str, Tensor], candidates: Sequence[Exchange]
 ) -> Exchange | None:
     """The first exchange that leaves the density as it is at all values (draw, …)."""
-    turn = torch.arange(candidates[0].num_components).roll(1)
-    swap = torch.arange(candidates[0].num_components)
-    swap[:2] = torch.tensor([1, 0])
+    first_order = [*range(candidates[0].num_components)]
+    turn = [first_order[-1], *first_order[:-1]]
+    swap = [1, 0, *first_order[2:]]
     # the program runs once for all of them
     first = {name: value[:1] for name, value in values.items()}
     kept = _same_everywhere(
@@ -179,8 +143,8 @@ def _candidates(draws: Mapping[str, Tensor], num_components: int) -> list[Exchan
 
 
 def _joined(num_components: int, parts: Sequence[Exchange | None]) -> Exchange:
-    axes: dict[str, tuple[int, ...]] = {}
-    numbered: list[tuple[str, ...]] = []
+    axes: dict[str, Sequence[int]] = {}
+    numbered: list[Sequence[str]] = []
     for part in parts:
         if part is not None:
             axes |= part.axes
@@ -195,11 +159,11 @@ def _size(exchange: Exchange) -> int:
 
 def _tell_apart(exchange: Exchange, draws: Mapping[str, Tensor]) -> bool:
     """Whether the means of two components lie apart in a chain, which a chain that visits all orders makes equal."""
-    order = torch.arange(exchange.num_components).roll(1)
+    order = [exchange.num_components - 1, *range(exchange.num_components - 1)]
     for chain in range(len(next(iter(draws.values())))):
         values = {name: value[chain].double() for name, value in draws.items()}
         moved = exchange.applied(values, order)
-        for name in _sites(exchange):
+        for name in exchange.sites:
             distance = (values[name].mean(0) - moved[name].mean(0)).abs()
             spread = (
                 0.5 * (values[name].var(0, correction=0) + moved[name].var(0, correction=0))
@@ -207,12 +171,6 @@ def _tell_apart(exchange: Exchange, draws: Mapping[str, Tensor]) -> bool:
             if bool((distance > _APART * spread).any()):
                 return True
     return False
-
-
-def _sites(exchange: Exchange) -> Iterator[str]:
-    yield from exchange.axes
-    for names in exchange.numbered:
-        yield from names
 
 
 @torch.no_grad()
