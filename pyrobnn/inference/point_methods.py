@@ -40,7 +40,8 @@ from pyrobnn.posterior import Posterior
 #: that bring all to rest, whose evidence is compared
 _VALLEY_ROUNDS = 24
 _ROUNDS_TO_REST = 96
-#: of the steps of a search that compares ends by their log joint, those before the rounds: more lead to no higher modes
+#: of the steps of a search that compares ends by their log joint, those before the rounds: with all of them the modes
+#: were as often lower as higher
 _SHARE_BEFORE_VALLEYS = 0.5
 #: rows up to which passes over all of them are cheap
 _MANY_ROWS = 5000
