@@ -9,6 +9,8 @@ SAMPLE_STATS = "sample_stats"
 HISTORY = "history"
 #: data that the posterior has seen, which updates need
 ROWS = "rows"
+#: buffers of the net, such as batch-norm statistics that no draw has of its own
+BUFFERS = "buffers"
 #: exact leave-one-out log densities of the rows that were removed one by one
 LEFT_OUT = "exact_loo"
 LOG_LIKELIHOOD = "log_likelihood"

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import pyro
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from pyrobnn.core.checks import Refused, as_tensor, check_cast, check_finite, check_type
 from pyrobnn.core.option_names import options_explained
@@ -23,7 +24,7 @@ from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.parameters import point
 from pyrobnn.model.net_checks import copied, refuse_unfit, takes_words, tried
-from pyrobnn.model.output_shape import check_positions, flatten_rows
+from pyrobnn.model.output_shape import check_positions, flatten_rows, with_digits
 from pyrobnn.model.several_inputs import SeveralInputs, as_rows
 from pyrobnn.model.weight_priors import Prior, Selective, SitePriors, move, site_priors
 
@@ -108,6 +109,7 @@ class BNN:
         if likelihood.targets.exposure is not None and not isinstance(net, Exposed):
             self.net = Exposed(self.net, likelihood.targets.exposure)
         self.net.register_forward_hook(flatten_rows)
+        self.net.register_forward_hook(with_digits)
         if isinstance(net, SeveralInputs) and standardizer is not None:
             _check_units_of_inputs(standardizer)
         self._pattern_net = copied(self.net).eval()
@@ -185,6 +187,32 @@ class BNN:
         changed.net = change(self.net)
         changed._pattern_net = change(self._pattern_net)
         return changed
+
+    def persistent_buffers(self) -> dict[str, Tensor]:
+        """The buffers that a state dictionary of the net has, by name."""
+        buffers = dict(self.net.named_buffers(remove_duplicate=False))
+        return {name: buffers[name] for name in self.net.state_dict() if name in buffers}
+
+    def with_buffers(self, values: Mapping[str, Tensor]) -> BNN:
+        """This model with these values of buffers of its net, by name; the model itself where it has them.
+
+        Raises:
+            ValueError: the net has no buffer of that name and shape.
+        """
+        buffers = dict(self.net.named_buffers(remove_duplicate=False))
+        for name, value in values.items():
+            shape = tuple(buffers[name].shape) if name in buffers else None
+            if shape != tuple(value.shape):
+                what = "no such buffer" if shape is None else f"one of shape {shape}"
+                raise ValueError(
+                    f"the buffer {name!r} has shape {tuple(value.shape)}, and the net has {what}"
+                )
+        new = {
+            name: value.to(buffers[name])
+            for name, value in values.items()
+            if not torch.equal(value.to(buffers[name]), buffers[name])
+        }
+        return self.with_nets(lambda net: _with_buffers(net, new)) if new else self
 
     def pyro_model(
         self,
@@ -442,7 +470,22 @@ class BNN:
         copied.__dict__.update(self.__dict__)
         return copied
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> BNN:
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self._state(), memo))
+        return copied
+
     def __getstate__(self) -> dict[str, Any]:
+        if any(is_parametrized(module) for module in self.net.modules()):
+            raise Refused(
+                "torch cannot pickle a net with parametrizations (spectral_norm, weight_norm and others of "
+                "torch.nn.utils): keep a posterior by posterior.save(path), and read it by "
+                "pyrobnn.Posterior.load(path, model)"
+            )
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         # a TyXe prior is made of lambdas; what it came to for this net is all that is asked of it from here on
         sites = {
             name.removeprefix(NET): prior
@@ -516,6 +559,15 @@ def _of_same_tensors(net: nn.Module) -> nn.Module:
     for module in net.modules():
         tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
     return copy.deepcopy(net, {id(tensor): tensor for tensor in tensors})
+
+
+def _with_buffers(net: nn.Module, buffers: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the modules of ``net`` with these buffers by name, and otherwise the same tensors."""
+    changed = _of_same_tensors(net)
+    for name, value in buffers.items():
+        module, _, leaf = name.rpartition(".")
+        setattr(changed.get_submodule(module), leaf, value)
+    return changed
 
 
 def _without_nested_tensors(net: nn.Module) -> nn.Module:

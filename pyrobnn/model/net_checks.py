@@ -47,6 +47,11 @@ def refuse_unfit(net: nn.Module) -> None:
                 "keep its real and imaginary parts in one real parameter of shape (…, 2), and take "
                 "torch.view_as_complex of it in forward"
             )
+        if param.dtype == torch.float16:
+            raise ValueError(
+                f"the parameter {name!r} of 'net' is float16, in which small gradients vanish and log densities "
+                "overflow: net.float(), with torch.autocast in its forward where that is faster, or net.bfloat16()"
+            )
         if not param.is_floating_point():
             raise ValueError(
                 f"the parameter {name!r} of 'net' holds {str(param.dtype).removeprefix('torch.')} values, which have "

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from pyrobnn.model.likelihoods.base import Likelihood
@@ -22,6 +23,16 @@ def flatten_rows(module: nn.Module, args: tuple[Tensor, ...], output: _Output) -
     """A forward hook: an output (N, a, b, …) as columns, (N, a · b · …); any other as it is."""
     if isinstance(output, Tensor) and output.dim() > 2 and _FLATTENS.get():
         return output.flatten(1)
+    return output
+
+
+def with_digits(module: nn.Module, args: tuple[Tensor, ...], output: _Output) -> _Output | Tensor:
+    """A forward hook: an output of 16 bits, as of bfloat16 or autocast, in float32; any other as it is.
+
+    Densities and quantiles need the digits that 16 bits lack, and torch and NumPy lack operations on those.
+    """
+    if isinstance(output, Tensor) and output.dtype in (torch.bfloat16, torch.float16):
+        return output.float()
     return output
 
 

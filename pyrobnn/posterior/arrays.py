@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
+import torch
 import xarray as xr
 from arviz_base import dict_to_dataset
 from torch import Tensor
@@ -54,5 +55,6 @@ def site_dataset(
 
 
 def to_numpy(value: Tensor) -> np.ndarray:
-    """The values as an array in main memory, without a gradient."""
-    return value.detach().cpu().numpy()
+    """The values as an array in main memory, without a gradient; bfloat16, which NumPy lacks, as float32."""
+    value = value.detach().cpu()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()

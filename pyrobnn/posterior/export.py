@@ -27,7 +27,7 @@ from pyrobnn.model.log_terms import without_validation
 from pyrobnn.posterior import exported_reader
 from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.posterior.predictive_program import EVALUATIONS, PredictiveProgram
-from pyrobnn.posterior.ranges import InputRange
+from pyrobnn.posterior.ranges import InputRange, made_up_inputs
 
 FORMAT = "pyrobnn-export"
 FORMAT_VERSION = 1
@@ -161,17 +161,8 @@ def probes(contents: Contents) -> Tensor:
         return contents.x.detach().cpu()[rows]
     shape = (NUM_PROBES, *contents.posterior.meta["input_shape"])
     generator = torch.Generator().manual_seed(0)
-    bnn = contents.posterior.bnn
-    if contents.input_range is None:
-        normal = torch.randn(shape, generator=generator, dtype=bnn.dtype)
-        if bnn.standardizer is None:
-            return normal
-        units = bnn.standardizer.to("cpu")
-        return normal * units.x_scale + units.x_mean
-    low, high, dtype = (getattr(contents.input_range, name) for name in ("low", "high", "dtype"))
-    share = torch.rand(shape, generator=generator, dtype=torch.float64)
-    values = low.double() + share * (high.double() - low.double())
-    return values.to(dtype) if dtype.is_floating_point else values.round().to(dtype)
+    shares = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return made_up_inputs(contents.posterior.bnn, contents.input_range, shares)
 
 
 def _program(contents: Contents, onnx: bool) -> PredictiveProgram:
@@ -243,10 +234,13 @@ def _traced(program: PredictiveProgram, x: Tensor) -> ExportedProgram:
 
 def _own_constants(graph: torch.fx.GraphModule) -> None:
     """Constants without the rest of the storage that they are views of: a file would hold all of it."""
-    for node in graph.graph.nodes:
-        value = getattr(graph, node.target, None) if node.op == "get_attr" else None
+    names = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
+    for name in names:
+        value = getattr(graph, name, None)
         if isinstance(value, Tensor):
-            setattr(graph, node.target, value.detach().contiguous().clone())
+            # a weight that no draw moves is a parameter, in whose place torch takes no tensor
+            delattr(graph, name)
+            graph.register_buffer(name, value.detach().contiguous().clone())
 
 
 def _deviation(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor
+from pyrobnn.model import BNN
 
 
 class RangeState(TypedDict):
@@ -73,3 +74,26 @@ class InputRange:
         low = torch.tensor(state["low"], dtype=dtype)
         high = torch.tensor(state["high"], dtype=dtype)
         return cls(low, high, dtype)
+
+
+def made_up_inputs(bnn: BNN, input_range: InputRange | None, shares: Tensor) -> Tensor:
+    """Inputs in the units of the data, from between the ends of the training data.
+
+    Args:
+        bnn: whose units count where no ends are known: the inputs are then normal, in standard units.
+        input_range: the ends; None where they are not known.
+        shares: in (0, 1), float64 (N, …), of the way between them or, without ends, of probability.
+
+    Returns:
+        (N, …), of the type that the training data had.
+    """
+    if input_range is None:
+        normal = torch.special.ndtri(shares).to(bnn.dtype)
+        if bnn.standardizer is None:
+            return normal
+        units = bnn.standardizer.to("cpu")
+        return normal * units.x_scale + units.x_mean
+    low = input_range.low.double()
+    values = low + shares * (input_range.high.double() - low)
+    dtype = input_range.dtype
+    return values.to(dtype) if dtype.is_floating_point else values.round().to(dtype)

@@ -229,6 +229,8 @@ def _curvature(
     positive = curvature[curvature > 0.0]
     if not len(positive):
         return torch.ones_like(curvature)
+    # of bfloat16 torch has no quantiles
+    positive = positive.to(torch.promote_types(positive.dtype, torch.float32))
     return curvature.clamp(min=float(positive.quantile(0.1)))
 
 

@@ -21,8 +21,9 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyrobnn.core.files import check_seal, seal
-from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS, variable
+from pyrobnn.core.groups import BUFFERS, HISTORY, POSTERIOR, ROWS, SAMPLE_STATS, variable
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.bnn import NET
 from pyrobnn.model.density import Program
 from pyrobnn.posterior.approximation import (
     FAMILIES,
@@ -33,6 +34,7 @@ from pyrobnn.posterior.approximation import (
 )
 from pyrobnn.posterior.joined import JoinedDraws, joined_meta, joining_dim
 from pyrobnn.posterior.posterior import Posterior
+from pyrobnn.posterior.recognition import check_predictions, first_predictions, stored_buffers
 from pyrobnn.posterior.rows import Rows
 
 FORMAT = "pyrobnn-posterior"
@@ -61,10 +63,10 @@ def save(
     """Write a posterior to ``path``; an existing file is replaced only when the new one is complete.
 
     Groups: posterior (chain, draw, …) and sample_stats as ArviZ reads them, history, ``once``, the values that all
-    draws share, and the tensors of the approximation, unless they are larger than 32 MB and than the draws. Of a deep
-    net's draws, log_p and log_q are stored where they were asked for before, if their passes over the data take more
-    than a tenth of the training. The model itself is code and is not stored: :func:`load` takes it. The rows of the fit
-    are stored with ``rows`` alone.
+    draws share, the net's ``buffers``, and the tensors of the approximation, unless they are larger than 32 MB and than
+    the draws. Of a deep net's draws, log_p and log_q are stored where they were asked for before, if their passes over
+    the data take more than a tenth of the training. The model itself is code and is not stored: :func:`load` takes it,
+    and knows it by what the first draw predicts. The rows of the fit are stored with ``rows`` alone.
 
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
@@ -131,6 +133,11 @@ def attach(posterior: Posterior, tree: xr.DataTree) -> xr.DataTree:
     family, state = (None, {}) if approximation is None else approximation.state()
     if state:
         tree["approximation"] = xr.DataTree(_dataset(state))
+    if isinstance(posterior.model, BNN):
+        buffers = stored_buffers(posterior)
+        if buffers:
+            tree[BUFFERS] = xr.DataTree(_dataset(buffers))
+        tree.attrs["first_predictions"] = json.dumps(first_predictions(posterior))
     tree.attrs |= {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -286,16 +293,18 @@ def _read_site(
     group: str,
     site: str,
     device: torch.device,
+    *,
+    first: bool = False,
 ) -> Tensor:
-    """The values (chain, draw, …) of one site in an open file."""
+    """The values (chain, draw, …) of one site in an open file; of the first draw alone (1, 1, …)."""
     for data in tree[group].data_vars.values():
         if data.attrs.get("site", str(data.name)) == site:
-            return torch.from_numpy(np.array(data.values)).to(device)
-    shape = _num_draws(tree)
+            return _as_tensor(data[:1, :1] if first else data, device)
+    shape = (1, 1) if first else _num_draws(tree)
     (value,) = (
         data for data in tree[ONCE].data_vars.values() if data.attrs.get("site", data.name) == site
     )
-    constant = torch.from_numpy(np.array(value.values)).to(device)
+    constant = _as_tensor(value, device)
     return constant.expand(*shape, *constant.shape)
 
 
@@ -317,11 +326,15 @@ def _sites(tree: xr.DataTree) -> dict[str, Tensor]:
 
 
 class _Contents(NamedTuple):
-    """What a file says of its posterior: its ``meta``, its sites without values, the names of its sample statistics."""
+    """What a file says of its posterior: its ``meta``, its sites without values, the names of its sample statistics.
+
+    ``model`` is the one that was given, with the buffers of the file.
+    """
 
     meta: dict[str, Any]
     sites: dict[str, Tensor]
     stats: set[str]
+    model: BNN | Program
 
     def shapes_beside(self, dim: int) -> dict[str, torch.Size]:
         """The shape of every site without this dimension, along which files are joined."""
@@ -339,8 +352,33 @@ def _contents(path: Path, model: BNN | Program) -> _Contents:
         sites = _sites(tree)
         has_stats = SAMPLE_STATS in tree.children
         stats = {str(stat) for stat in tree[SAMPLE_STATS].data_vars} if has_stats else set()
-    _check_sites(name, _as_model_has(sites, model), model)
-    return _Contents(meta, sites, stats)
+        _check_sites(name, _as_model_has(sites, model), model)
+        model = _with_buffers_of(name, tree, model)
+        if isinstance(model, BNN):
+            device = model.device
+            first = {site: _read_site(tree, POSTERIOR, site, device, first=True) for site in sites}
+            _check_type(name, first, model)
+            _check_predictions(name, tree, Posterior(model, _for_outputs(first, model), meta=meta))
+    return _Contents(meta, sites, stats, model)
+
+
+def _with_buffers_of(name: str, tree: xr.DataTree, model: BNN | Program) -> BNN | Program:
+    """The model with the buffers that the file ``name`` has of its net."""
+    if BUFFERS not in tree.children or not isinstance(model, BNN):
+        return model
+    buffers = _tensors(tree, BUFFERS, model.device)
+    try:
+        return model.with_buffers(
+            {site.removeprefix(NET): value for site, value in buffers.items()}
+        )
+    except ValueError as error:
+        raise ValueError(f"{name} was fitted with another model: {error}") from error
+
+
+def _check_predictions(name: str, tree: xr.DataTree, posterior: Posterior) -> None:
+    """ValueError where the model predicts otherwise than the file ``name`` says of its first draw."""
+    # a file of an earlier version does not say it
+    check_predictions(name, posterior, json.loads(tree.attrs.get("first_predictions", "{}")))
 
 
 def _check_alike(files: Sequence[Path], contents: Sequence[_Contents], dim: int) -> None:
@@ -371,6 +409,7 @@ def load_joined(
         raise ValueError("'path' is an empty list: pass the files that the ranks wrote")
     _refuse_bare_net(model)
     contents = [_contents(path, model) for path in files]
+    model = contents[0].model
     metas = [content.meta for content in contents]
     dim = joining_dim(metas[0])
     _check_alike(files, contents, dim)
@@ -421,6 +460,7 @@ def load(
     if isinstance(model, BNN):
         draws = _for_outputs(draws, model)
     _check_sites(name, draws, model)
+    model = _with_buffers_of(name, tree, model)
     posterior = Posterior(
         model,
         draws,
@@ -430,6 +470,9 @@ def load(
         meta=json.loads(tree.attrs["meta"]),
         rows=_rows(name, tree, model, device, x, y),
     )
+    if isinstance(model, BNN):
+        _check_type(name, draws, model)
+        _check_predictions(name, tree, posterior)
     family = json.loads(tree.attrs["family"])
     # of a program log_q of the draws is there; q at other points needs its data
     if family is None or not isinstance(model, BNN):
@@ -521,13 +564,29 @@ def _for_outputs(draws: Mapping[str, Tensor], model: BNN) -> dict[str, Tensor]:
 
 
 def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Program) -> None:
-    """ValueError where the draws of the file ``name`` do not have the sites of a BNN and their shapes."""
+    """ValueError where the draws of the file ``name`` do not have the sites of a BNN, and their shapes."""
     for site, prior in getattr(model, "priors", {}).items():
-        drawn = tuple(draws[site].shape[2:]) if site in draws else None
         shape = tuple(prior.shape())
+        if site not in draws:
+            raise ValueError(
+                f"{name} was fitted with another model: it has no draws of {site!r}, shape {shape}"
+            )
+        drawn = tuple(draws[site].shape[2:])
         if drawn != shape:
             raise ValueError(
                 f"{name} was fitted with another model: {site!r} of shape {drawn}, not {shape}"
+            )
+
+
+def _check_type(name: str, draws: Mapping[str, Tensor], model: BNN) -> None:
+    """ValueError where the weights in the file ``name`` are of another floating-point type than those of the net."""
+    for site in model.priors:
+        drawn = draws[site].dtype
+        if site.startswith(NET) and drawn != model.dtype:
+            words = [str(dtype).removeprefix("torch.") for dtype in (drawn, model.dtype)]
+            raise ValueError(
+                f"{name} was fitted with another model: {site!r} is {words[0]}, and the net is {words[1]}: give the "
+                f"net the type of the fit, net.to(torch.{words[0]}), before building the BNN"
             )
 
 
@@ -579,8 +638,19 @@ def _dataset(values: Mapping[str, Tensor], *shared: str) -> xr.Dataset:
     for site, value in values.items():
         name = variable(site)
         dims = [*shared, *(f"{name}_dim_{i}" for i in range(value.dim() - len(shared)))]
-        variables[name] = (dims, value.detach().cpu().numpy(), {"site": site})
+        attributes = {"site": site}
+        value = value.detach().cpu()
+        if value.dtype == torch.bfloat16:  # NumPy and HDF5 have no such numbers
+            attributes["torch_dtype"] = "bfloat16"
+            value = value.float()
+        variables[name] = (dims, value.numpy(), attributes)
     return xr.Dataset(variables)
+
+
+def _as_tensor(data: xr.DataArray, device: torch.device) -> Tensor:
+    """The numbers of an array that :func:`_dataset` has made."""
+    value = torch.from_numpy(np.array(data.values)).to(device)
+    return value.bfloat16() if data.attrs.get("torch_dtype") == "bfloat16" else value
 
 
 def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:
@@ -589,5 +659,5 @@ def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, T
     tensors = {}
     for name, data in tree[group].data_vars.items():
         site = data.attrs.get("site", str(name))
-        tensors[site] = torch.from_numpy(np.array(data.values)).to(device)
+        tensors[site] = _as_tensor(data, device)
     return tensors

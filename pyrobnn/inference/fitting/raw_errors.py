@@ -90,6 +90,11 @@ KNOWN = (
         "a batch of one row has no batch statistics for the net's batch-norm layers: choose a batch_size that leaves "
         "no single row (drop_last=True of a DataLoader), or call net.eval() before building the BNN",
     ),
+    Known(
+        r"not implemented for 'BFloat16'|unsupported ScalarType BFloat16",
+        "the net is in bfloat16, for which torch lacks an operation of this fit: net.float(), with torch.autocast in "
+        "its forward where that is faster, or a method without matrices, such as MAP, DeepEnsemble or SWAG",
+    ),
 )
 
 
