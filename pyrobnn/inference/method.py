@@ -39,7 +39,7 @@ from pyrobnn.model import BNN
 from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
 from pyrobnn.model.several_inputs import as_rows
-from pyrobnn.posterior.ranges import InputRange
+from pyrobnn.posterior.ranges import InputRange, column_names
 from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
@@ -359,10 +359,14 @@ def _tier(functions: Sequence[Compiled]) -> dict[str, dict[str, Any]]:
 
 
 def _input_range(model: BNN | Program, x: Any) -> dict[str, Any]:
-    """The entry of ``meta`` that has the least and the largest inputs of a net; none of a loader's."""
+    """The entries of ``meta`` that have the least and the largest inputs of a net, and the names of the columns of a
+    data frame; none of a loader's.
+    """
     if not isinstance(model, BNN) or isinstance(x, (DataLoader, Dataset)):
         return {}
-    return {"input_range": InputRange.of(as_tensor("x", x)).state()}
+    names = column_names(x)
+    known = {"input_names": names} if names else {}
+    return known | {"input_range": InputRange.of(as_tensor("x", x)).state()}
 
 
 @dataclass(frozen=True)

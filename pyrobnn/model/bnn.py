@@ -320,7 +320,7 @@ class BNN:
         except Refused:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-            raise ValueError(self._why_not_taken(x, error)) from error
+            raise ValueError(self.why_not_taken(x, error)) from error
         if not isinstance(f, Tensor) or f.dim() < 2 or len(f) != len(rows):
             raise ValueError(_without_rows(f, len(rows)))
         if self.likelihood.targets.kind == "label" and _are_probabilities(f):
@@ -330,16 +330,18 @@ class BNN:
             )
         return tuple(f.shape[1:])
 
-    def _why_not_taken(self, x: Tensor, error: Exception) -> str:
+    def why_not_taken(self, x: Tensor, error: Exception) -> str:
         """What is said of inputs (N, …) that the net raised the ``error`` of, with the remedy where one is found."""
         one_line = str(error).partition("\n")[0].rstrip(" .") or type(error).__name__
         reason = f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}"
-        if torch.equal(x, x.round()) and self._runs(x[:2].long()):
+        if "index out of range" in one_line:
+            return reason + _words_looked_up(self.net)
+        if torch.equal(x, x.round()) and self.runs(x[:2].long()):
             return (
                 f"{reason}. It takes whole numbers, and inputs reach it in the type of its weights, {x.dtype}: begin "
                 "its forward with x = x.long()"
             )
-        if len(x) > 2 and self._runs(x):
+        if len(x) > 2 and self.runs(x):
             return (
                 f"{reason}. It runs for all {len(x)} rows together and not for two of them, as a graph over the rows "
                 "does, so its rows are no separate data: write it as a Pyro program, fn(x, y), with the net as a "
@@ -347,8 +349,8 @@ class BNN:
             )
         return reason
 
-    def _runs(self, x: Tensor) -> bool:
-        """Whether the net takes inputs (N, …)."""
+    def runs(self, x: Tensor) -> bool:
+        """Whether the net takes inputs (N, …), as they come to it."""
         try:
             with kept(self.device):
                 tried(self.eval_net, x)
@@ -505,6 +507,21 @@ class BNN:
         net = type(self.net).__name__
         prior = type(self.prior).__name__
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
+
+
+def _words_looked_up(net: nn.Module) -> str:
+    """Of a net that looks whole numbers up, which ones; empty of any other."""
+    tables = [
+        f"{name!r} has 0 to {module.num_embeddings - 1}"
+        for name, module in net.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    ]
+    if not tables:
+        return ""
+    return (
+        f". Its embedding {', '.join(tables)}: give numbers that were not there in training one of these, such as one "
+        "for all that are unknown"
+    )
 
 
 def _unit_of_images(mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

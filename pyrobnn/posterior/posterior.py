@@ -6,7 +6,8 @@ import copy
 import importlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -17,7 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_number, check_type
+from pyrobnn.core.checks import (
+    Refused,
+    as_tensor,
+    check_count,
+    check_finite,
+    check_number,
+    check_type,
+)
 from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import kept
@@ -35,7 +43,7 @@ from pyrobnn.posterior.approximation import (
 )
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, LARGE_LAYER, Prediction, widest_layer
-from pyrobnn.posterior.ranges import InputRange
+from pyrobnn.posterior.ranges import InputRange, in_order
 from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
@@ -69,7 +77,7 @@ class Posterior:
         history: scalar tracked during the fit → (step,).
         meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
             temperature, point_sites and deterministic_sites (constant and computed ones), axes, data_given,
-            input_shape, input_range (least and largest inputs), program_dtypes, float64, warnings, versions: JSON-able.
+            input_shape, input_range (least and largest inputs), input_names (of a data frame), program_dtypes, float64, warnings, versions: JSON-able.
         rows: the data of the fit, by reference, for :meth:`refine`, :meth:`update` and :meth:`remove`: tensors that are
             changed in place after the fit are other data; ``save(path, rows=True)`` writes them along.
     """
@@ -215,22 +223,47 @@ class Posterior:
             ValueError: empty or non-finite ``x``.
         """
         posterior = self if num_draws is None else self.thin(num_draws)
-        x = as_rows(self.bnn.net, x)
-        linear = self.moments is not None and self.bnn.likelihood.targets.linear_mean
-        moments = cast(Any, self.moments)(self.inputs(x)) if linear else None
+        if isinstance(x, DataLoader):
+            raise TypeError(
+                "'x' must be a tensor or a numeric array, got a DataLoader: predict its batches one after another, or "
+                "write them to a file by predict_to(path, loader)"
+            )
+        x = as_rows(self.bnn.net, self._in_order(x))
         y_mean, y_scale = self.bnn.units or (0.0, 1.0)
-        # images may have another size than those of the fit
-        has_positions = "output_shape" in self.meta
-        output_shape = self.bnn.output_shape(self.inputs(x[:2])) if has_positions else ()
-        return Prediction(
-            posterior.standard_function(x),
-            self.bnn.likelihood,
-            posterior.draws,
-            moments=moments,
-            y_mean=y_mean,
-            y_scale=y_scale,
-            output_shape=output_shape,
-        )
+        with self._taking(x):
+            # images may have another size than those of the fit
+            has_positions = "output_shape" in self.meta
+            output_shape = self.bnn.output_shape(self.inputs(x[:2])) if has_positions else ()
+            linear = self.moments is not None and self.bnn.likelihood.targets.linear_mean
+            return Prediction(
+                posterior.standard_function(x),
+                self.bnn.likelihood,
+                posterior.draws,
+                moments=cast(Any, self.moments)(self.inputs(x)) if linear else None,
+                y_mean=y_mean,
+                y_scale=y_scale,
+                output_shape=output_shape,
+            )
+
+    def _in_order(self, x: Any) -> Any:
+        """A data frame with its columns as the fit had them; anything else as it is."""
+        return in_order(x, self.meta.get("input_names"))
+
+    @contextmanager
+    def _taking(self, x: Tensor) -> Iterator[None]:
+        """Inside, an error of torch's because the net cannot take ``x`` is a ValueError that says so."""
+        try:
+            yield
+        except Refused:
+            raise
+        except (RuntimeError, IndexError) as error:
+            inputs = self.inputs(x)
+            if self.bnn.runs(inputs):
+                raise
+            shape = self.meta.get("input_shape", inputs.shape[1:])
+            raise ValueError(
+                f"{self.bnn.why_not_taken(inputs, error)}. It was fitted to {self._inputs_said(shape)}"
+            ) from error
 
     def predict_to(
         self,
@@ -270,7 +303,8 @@ class Posterior:
         streaming.check_format(path)
         levels = [check_number("quantiles", q, above=0, below=1) for q in quantiles]
         posterior = self if num_draws is None else self.thin(num_draws)
-        batches = streaming.input_batches(batches_as_rows(self.bnn.net, x))
+        names = self.meta.get("input_names")
+        batches = streaming.input_batches(batches_as_rows(self.bnn.net, x), names)
         first = next(batches, None)
         if first is None:
             raise ValueError("'x' has no batches: pass at least one row")
@@ -416,7 +450,7 @@ class Posterior:
 
     def _read(self, x: Tensor | None, y: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The data of a BNN as tensors."""
-        x = None if x is None else torch.atleast_1d(self.bnn.rows(x))
+        x = None if x is None else torch.atleast_1d(self.bnn.rows(self._in_order(x)))
         y = None if y is None else self.bnn.likelihood.targets.read(y)
         return x, y
 
@@ -579,7 +613,7 @@ class Posterior:
             3
         """
         with process_state():
-            return cast(Posterior, CHANGES["update"](self, x, y, seed))
+            return cast(Posterior, CHANGES["update"](self, self._in_order(x), y, seed))
 
     def remove(self, rows: int | Sequence[int] | Tensor, *, seed: int = 0) -> Posterior:
         """The posterior without some of its rows, as if it had never seen them; otherwise as :meth:`update`.

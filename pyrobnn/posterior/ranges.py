@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -74,6 +74,32 @@ class InputRange:
         low = torch.tensor(state["low"], dtype=dtype)
         high = torch.tensor(state["high"], dtype=dtype)
         return cls(low, high, dtype)
+
+
+def column_names(x: Any) -> list[str]:
+    """The names of the columns of a data frame, where they are texts; none of anything else."""
+    columns = list(getattr(x, "columns", ()))
+    return columns if all(isinstance(column, str) for column in columns) else []
+
+
+def in_order(x: Any, names: Sequence[str] | None) -> Any:
+    """A data frame with its columns in the order of these names; anything else, or without names, as it is.
+
+    Raises:
+        ValueError: it lacks some of them, or has others.
+    """
+    columns = column_names(x)
+    if not names or not columns or columns == list(names):
+        return x
+    missing = [repr(name) for name in names if name not in columns]
+    others = [repr(name) for name in columns if name not in names]
+    if missing or others:
+        differences = [f"lacks {', '.join(missing)}"] if missing else []
+        differences += [f"has {', '.join(others)}, which the fit had not"] if others else []
+        raise ValueError(
+            f"'x' {' and '.join(differences)}: its columns must be those of the fit, {', '.join(names)}, in any order"
+        )
+    return x[list(names)]
 
 
 def made_up_inputs(bnn: BNN, input_range: InputRange | None, shares: Tensor) -> Tensor:

@@ -12,11 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from pyrobnn.core.checks import as_tensor
 from pyrobnn.core.files import written_whole
 from pyrobnn.core.seeding import kept
 from pyrobnn.posterior.prediction import Prediction
+from pyrobnn.posterior.ranges import in_order
 
 #: scalars of a block's function draws, 16 MiB of float32; a prediction computes several such tensors, some in float64
 BLOCK_SCALARS = 2**22
@@ -47,16 +54,50 @@ def rows_at_once(num_draws: int, width: int) -> int:
     return max(1, BLOCK_SCALARS // max(num_draws * width, 1))
 
 
-def input_batches(x: Inputs) -> Iterator[Tensor]:
-    """Inputs (N, …) as one batch; or the inputs of the batches of a loader, x or (x, y) each."""
-    if isinstance(x, Tensor | np.ndarray) or not isinstance(x, Iterable):
-        yield as_tensor("x", x)
+def input_batches(x: Inputs, names: Sequence[str] | None = None) -> Iterator[Tensor]:
+    """Inputs (N, …) as one batch; or the inputs of the batches of a loader, x or (x, y) each.
+
+    The columns of data frames are put into the order of the ``names``.
+
+    Raises:
+        ValueError: a loader that shuffles: nobody could tell which row of the file is whose.
+    """
+    if isinstance(x, Tensor | np.ndarray) or hasattr(x, "to_numpy") or not isinstance(x, Iterable):
+        yield as_tensor("x", in_order(x, names))
         return
+    if isinstance(x, DataLoader) and _shuffles(x):
+        raise ValueError(
+            "'x' is a loader that shuffles, so that nobody could tell which row of the file is whose: give it "
+            "shuffle=False"
+        )
     with kept():  # a loader draws its order before the first batch
         batches = iter(x)
         opening = list(islice(batches, 1))
+    shape: Sequence[int] | None = None
     for batch in chain(opening, batches):
-        yield as_tensor("x", batch[0] if isinstance(batch, tuple | list) else batch)
+        if isinstance(batch, Mapping):
+            raise TypeError(
+                f"the batches of 'x' are dictionaries ({', '.join(map(str, batch))}), and the net has one input: give "
+                "an iterable of the inputs alone, as in (batch['x'] for batch in loader)"
+            )
+        inputs = batch[0] if isinstance(batch, tuple | list) else batch
+        rows = as_tensor("x", in_order(inputs, names))
+        shape = rows.shape[1:] if shape is None else shape
+        if rows.shape[1:] != shape:
+            raise ValueError(
+                f"the rows of 'x' have shape {tuple(shape)} in its first batch and {tuple(rows.shape[1:])} in another: "
+                "predict them one after another, each to a file of its own"
+            )
+        yield rows
+
+
+def _shuffles(loader: DataLoader) -> bool:
+    """Whether a loader gives its rows in an order of chance."""
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    return any(
+        isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
+        for sampler in samplers
+    )
 
 
 def row_blocks(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:
