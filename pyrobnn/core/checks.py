@@ -202,9 +202,7 @@ def as_tensor(name: str, value: _Values) -> Tensor:
     except (TypeError, ValueError) as error:
         raise TypeError(f"'{name}' must be a tensor or a numeric array: {error}") from error
     if array.ndim == 0 and array.dtype.kind == "O":
-        raise TypeError(
-            f"'{name}' must be a tensor or a numeric array, got {type(value).__name__}"
-        )
+        raise TypeError(f"'{name}' must be a tensor or a numeric array, got {type(value).__name__}")
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"'{name}' must be a tensor or a numeric array, but holds{_contents(name, value, array)}"

@@ -19,6 +19,7 @@ from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_net, snapshot
+from pyrobnn.inference.fitting.program import refuse_hidden_noise
 from pyrobnn.inference.method import FitRun, Kind, register
 from pyrobnn.inference.optim.minimize import Result
 from pyrobnn.inference.optim.path_ends import late_loss
@@ -122,6 +123,7 @@ class MCDropout(Trained):
             return super()._prepare(run, device)
         trainer = _without_dropout(model)
         of_trainer = super()._prepare(replace(run, given=(trainer, *run.given[1:])), device)
+        refuse_hidden_noise(model, of_trainer.x)
         problem = replace(of_trainer, model=model.to(of_trainer.device))
         problem.note(Finding("batch_statistics", {"layers": norms}))
         return problem
@@ -325,6 +327,10 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
             )
         if isinstance(module, (nn.Dropout, *CHANNELS)):
             occasions[name] += 1
+            if module.p >= 1:
+                raise Refused(
+                    f"the dropout layer {name!r} has p = 1 and drops every unit: give it a p below one"
+                )
             if module.p > 0:
                 waiting.append((name, module, value, occasions[name]))
         elif isinstance(module, (nn.Linear, *Conv)):

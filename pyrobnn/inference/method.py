@@ -27,6 +27,7 @@ from pyrobnn.inference.fitting.problem import (
     posterior_with_notes,
     prepare,
 )
+from pyrobnn.inference.fitting.program import refuse_hidden_noise
 from pyrobnn.inference.fitting.raw_errors import explained
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.training_mode import (
@@ -322,6 +323,9 @@ class Method(abc.ABC):
             values=values,
             **options,
         )
+        # where dropout layers are noise of the training, so is what the forward draws beside them
+        if not self.deterministic or (mode is not None and not mode.dropouts):
+            refuse_hidden_noise(run.given[0], problem.x)
         return problem if mode is None else mode.of_problem(problem)
 
     def _num_gradients(self, num_draws: int) -> int:

@@ -335,7 +335,7 @@ class BNN:
         one_line = str(error).partition("\n")[0].rstrip(" .") or type(error).__name__
         reason = f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}"
         if "index out of range" in one_line:
-            return reason + _words_looked_up(self.net)
+            return reason + words_looked_up(self.net)
         if torch.equal(x, x.round()) and self.runs(x[:2].long()):
             return (
                 f"{reason}. It takes whole numbers, and inputs reach it in the type of its weights, {x.dtype}: begin "
@@ -509,7 +509,7 @@ class BNN:
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
 
 
-def _words_looked_up(net: nn.Module) -> str:
+def words_looked_up(net: nn.Module) -> str:
     """Of a net that looks whole numbers up, which ones; empty of any other."""
     tables = [
         f"{name!r} has 0 to {module.num_embeddings - 1}"

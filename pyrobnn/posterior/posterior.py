@@ -77,7 +77,8 @@ class Posterior:
         history: scalar tracked during the fit → (step,).
         meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
             temperature, point_sites and deterministic_sites (constant and computed ones), axes, data_given,
-            input_shape, input_range (least and largest inputs), input_names (of a data frame), program_dtypes, float64, warnings, versions: JSON-able.
+            input_shape, input_range (least and largest inputs), input_names (of a data frame), program_dtypes, float64,
+            warnings, versions: JSON-able.
         rows: the data of the fit, by reference, for :meth:`refine`, :meth:`update` and :meth:`remove`: tensors that are
             changed in place after the fit are other data; ``save(path, rows=True)`` writes them along.
     """

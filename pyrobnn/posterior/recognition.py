@@ -82,7 +82,9 @@ def first_predictions(posterior: Recognised) -> dict[str, list[float]]:
     return {name: _few(value) for name, value in values.items()}
 
 
-def check_predictions(name: str, posterior: Recognised, expected: Mapping[str, list[float]]) -> None:
+def check_predictions(
+    name: str, posterior: Recognised, expected: Mapping[str, list[float]]
+) -> None:
     """ValueError where the posterior of the file ``name`` predicts otherwise than when it was written."""
     if not expected:
         return

@@ -138,6 +138,14 @@ NETS = {
         bnn(mlp(), NOISE("learned")),
         num_draws=7,
     ),
+    # of its first layers the program has parameters that no draw moves
+    "images, last layer": lambda: fit(
+        pb.Laplace(subset="last_layer", map=pb.MAP(**FIT), compile=False),
+        bnn(pb.networks.small_cnn(3, seed=0), pb.likelihoods.Categorical(), units=None),
+        IMAGES,
+        LABELS[:20],
+        num_draws=7,
+    ),
     "attention": lambda: fit(pb.MAP(**FIT), bnn(attention(), NOISE(0.3))),
     # more steps than are put into one turn of a loop
     "recurrent": lambda: fit(
@@ -157,6 +165,7 @@ ONNX = (
     "classes",
     "convolutions",
     "linearised",
+    "images, last layer",
     "recurrent",
 )
 
@@ -168,7 +177,12 @@ def mode():
 
 
 def inputs(name):
-    own = {"convolutions": IMAGES, "counts": X.abs() + 0.1, "recurrent": SEQUENCES}
+    own = {
+        "convolutions": IMAGES,
+        "images, last layer": IMAGES,
+        "counts": X.abs() + 0.1,
+        "recurrent": SEQUENCES,
+    }
     rows = own.get(name, X)[:5]
     return rows.double() if name == "student" else rows
 

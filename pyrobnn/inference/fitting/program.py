@@ -21,11 +21,13 @@ from pyrobnn.core.checks import Refused, check_finite
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.derivative import FEW
-from pyrobnn.model import BNN, Density, derived, guards
+from pyrobnn.model import BATCH_NORM, BNN, Density, derived, guards
+from pyrobnn.model.bnn import DROPOUT
 from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.density import Program, is_identity
 from pyrobnn.model.distribution_kinds import elementwise, is_improper
 from pyrobnn.model.gradient import why_not_batched
+from pyrobnn.model.net_checks import copied
 
 if TYPE_CHECKING:
     from pyrobnn.inference.fitting.loaders import Data
@@ -322,6 +324,29 @@ def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
             "the net is in training mode, where it draws random numbers or is another function than in evaluation mode "
             "and has no density: call net.eval() before building the BNN"
         )
+
+
+def refuse_hidden_noise(model: BNN, x: Tensor) -> None:
+    """Refuse a net in training mode whose forward draws random numbers itself, beside those of its layers.
+
+    Nobody sees ``functional.dropout`` or stochastic depth among the layers, so it would be left out in silence.
+    """
+    quiet = model.with_nets(_with_quiet_layers)
+    if _draws(quiet, quiet.thread_net, x):
+        raise Refused(
+            "the forward of the net draws random numbers in training mode beside its dropout layers (as by "
+            "torch.nn.functional.dropout), which this method cannot follow: make a layer of them (nn.Dropout), or call "
+            "net.eval() before building the BNN"
+        )
+
+
+def _with_quiet_layers(net: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the net whose batch-norm and dropout layers are in evaluation mode, and whose others are as they are."""
+    quiet = copied(net)
+    for module in quiet.modules():
+        if isinstance(module, BATCH_NORM + DROPOUT):
+            module.eval()
+    return quiet
 
 
 @torch.no_grad()

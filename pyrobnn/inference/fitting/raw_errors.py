@@ -11,6 +11,7 @@ from torch import nn
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.model import BNN
+from pyrobnn.model.bnn import words_looked_up
 from pyrobnn.model.density import Program
 
 #: where Pyro's list of the sites and their shapes begins, in an error that a program has raised
@@ -104,13 +105,18 @@ def explained(model: BNN | Program) -> Iterator[None]:
 
     Raises:
         Refused: with the remedy.
-        ValueError: a plate of a program has another size than a site inside, with the remedy.
+        ValueError: a plate of a program has another size than a site inside, or the net looks up a number that is not
+            there; with the remedy.
         RuntimeError: another error of torch's while the net runs, without Pyro's list of sites.
     """
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, IndexError) as error:
         message = str(error)
+        if isinstance(model, BNN) and "index out of range" in message:
+            raise ValueError(
+                f"the net looks up a number in 'x' that its embedding has not{words_looked_up(model.net)}"
+            ) from error
         mismatch = _PLATE.search(message)
         # a refusal that quotes Pyro says more: which guide, at how many rows
         if mismatch is not None and not isinstance(error, Refused):
