@@ -341,7 +341,7 @@ def refuse_hidden_noise(model: BNN, x: Tensor) -> None:
 
 
 def _with_quiet_layers(net: torch.nn.Module) -> torch.nn.Module:
-    """A copy of the net whose batch-norm and dropout layers are in evaluation mode, and whose others are as they are."""
+    """A copy of the net whose batch-norm and dropout layers are in evaluation mode, and the others as they are."""
     quiet = copied(net)
     for module in quiet.modules():
         if isinstance(module, BATCH_NORM + DROPOUT):
