@@ -345,6 +345,11 @@ class SWAGMoments:
         """D (latent, K), oldest first."""
         return torch.stack(self._columns, 1)
 
+    @property
+    def num_columns(self) -> int:
+        """K, the number of deviations that are kept."""
+        return len(self._columns)
+
     def num_floored(self) -> int:
         """How many weights did not move and are given the smallest variance: a density needs a positive one."""
         return int((self.variance < self._floor()).sum())
@@ -368,7 +373,8 @@ class SWAGMoments:
         loc = self.mean[: self.latent]
         if not self.rank:
             return "normal", {"loc": loc, "scale": variance.sqrt()}
-        factor = self.deviations * (self.scale / (2.0 * (len(self._columns) - 1)) ** 0.5)
+        # in place: another copy would be as large as all that is kept
+        factor = self.deviations.mul_(self.scale / (2.0 * (self.num_columns - 1)) ** 0.5)
         return "low_rank", {
             "loc": loc,
             "cov_factor": factor,
@@ -621,7 +627,7 @@ class _SGD:
         if self.method.kind == "independent":
             facts["meta"]["num_floored"] = moments.num_floored()
             if moments.rank:
-                facts["meta"]["rank"] = moments.deviations.shape[1]
+                facts["meta"]["rank"] = moments.num_columns
         # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
         importance = self.problem.loader is None
         posterior = make_posterior(
