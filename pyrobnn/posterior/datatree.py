@@ -70,6 +70,9 @@ def network_groups(
         moved_group = _moved_group(posterior, x, y, probe_x, kinds)
         if moved_group is not None:
             groups[group.MOVED] = moved_group
+        statistics = stein_statistics(posterior, posterior_density(posterior, x, y), y)
+        if statistics is not None:
+            groups[group.STEIN] = statistics
     groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
     if posterior.meta.get("settings", {}).get("predictive") == "linearized":
         at_probes = linearization_error(posterior, probe_x)
@@ -97,7 +100,7 @@ def _moved_group(
         beside = function_beside_posterior(posterior, x, y, user_probes)
         if beside is not None:
             return beside
-    return moved_functions(posterior, x, y, probe_x)
+    return moved_functions(posterior, posterior_density(posterior, x, y), y, probe_x)
 
 
 def whole_tree(
@@ -323,12 +326,6 @@ def _rows_with_labels(
     likelihood = cast(DenseCategorical, prediction.likelihood)
     rows = likelihood.observed(likelihood.targets.columns(y)).any(1)
     return x[rows.to(x.device)], log_prob[rows.to(log_prob.device)]
-
-
-def stein_group(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> dict[str, xr.Dataset]:
-    """The group of Stein's identities; none where they cannot be taken."""
-    statistics = stein_statistics(posterior, x, y)
-    return {} if statistics is None else {group.STEIN: statistics}
 
 
 def _replicates(

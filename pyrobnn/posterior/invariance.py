@@ -67,7 +67,7 @@ def posterior_density(
 
 
 def stein_statistics(
-    posterior: PosteriorLike, x: Tensor | None, y: Tensor | None
+    posterior: PosteriorLike, density: Density | None, y: Tensor | None
 ) -> xr.Dataset | None:
     r"""Virial and score of at most 200 thinned draws, by site, in unconstrained space.
 
@@ -78,7 +78,8 @@ def stein_statistics(
 
     Args:
         posterior: of a BNN or a plain program.
-        x, y: the data that it was fitted to; None for a program that was given none.
+        density: of :func:`posterior_density`.
+        y: the targets that it was fitted to; None for a program that was given none.
 
     Returns:
         Dataset with ``virial`` (chain, draw, site), ``score`` (chain, draw, site, direction), the gradient along random
@@ -89,7 +90,6 @@ def stein_statistics(
     References:
         Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039
     """
-    density = posterior_density(posterior, x, y)
     if density is None:
         return None
     # a program may take its data as a dictionary
@@ -230,7 +230,7 @@ def function_beside_posterior(
 
 
 def sites_beside_posterior(
-    posterior: PosteriorLike, x: Tensor | None, y: Tensor | None
+    posterior: PosteriorLike, density: Density, y: Tensor | None
 ) -> xr.Dataset | None:
     """A program's sites under the draws of an approximation, and under short chains that have arrived.
 
@@ -240,7 +240,8 @@ def sites_beside_posterior(
 
     Args:
         posterior: of a plain program, independent draws.
-        x, y: the data that it was fitted to.
+        density: of :func:`posterior_density`.
+        y: the targets that it was fitted to.
 
     Returns:
         The dataset of :func:`function_beside_posterior`, with a probe for every scalar of the latent sites, of one
@@ -248,8 +249,7 @@ def sites_beside_posterior(
         another one at every step, the gradient too dear, or the chains have not arrived: :func:`moved_functions` tests
         such draws.
     """
-    density = posterior_density(posterior, x, y)
-    if density is None or density.stochastic is not None:
+    if density.stochastic is not None:
         return None
     starts = _starts_at_draws(posterior, density, 2 * _NUM_GROUPS)
     num_rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
@@ -372,7 +372,7 @@ def _counted(groups: Groups) -> Tensor:
 
 def moved_functions(
     posterior: PosteriorLike,
-    x: Tensor | None,
+    density: Density | None,
     y: Tensor | None,
     probe_x: Tensor | None,
 ) -> xr.Dataset | None:
@@ -385,7 +385,8 @@ def moved_functions(
 
     Args:
         posterior: of a BNN: chains, or draws of an approximation with its density; of a program: these alone.
-        x, y: the data that it was fitted to.
+        density: of :func:`posterior_density`.
+        y: the targets that it was fitted to.
         probe_x: inputs (probe, …); None of a program, whose sites take the function's place, (site scalar, 1).
 
     Returns:
@@ -400,7 +401,6 @@ def moved_functions(
     judged = posterior.approximation is not None or (is_chains and probe_x is not None)
     if posterior.num_chains * posterior.num_draws < 200 or not judged:
         return None
-    density = posterior_density(posterior, x, y)
     num_rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
     num_draws = 0 if density is None else _draws_to_move(density, num_rows, is_chains)
     if density is None or num_draws == 0:

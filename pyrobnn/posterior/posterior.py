@@ -431,15 +431,12 @@ class Posterior:
         of_net = isinstance(self.model, BNN)
         if of_net:
             x, y = self._read(x, y)
-        has_data = self._are_of_fit(x, y)
         if of_net and x is not None:
             groups = datatree.network_groups(
                 self, x, y, probe_x, grid, true_function, num_prior_draws, seed
             )
-        elif has_data and not of_net:
+        elif not of_net and self._are_of_fit(x, y):
             groups = program_tree.program_groups(self, x, y, num_prior_draws, seed)
-        if has_data:
-            groups |= datatree.stein_group(self, x, y)
         if of_net and test is not None:
             groups |= datatree.held_out_groups(self, *test, seed)
         tree = datatree.whole_tree(self, groups, label)

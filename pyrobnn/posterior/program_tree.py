@@ -25,8 +25,10 @@ from pyrobnn.posterior.invariance import (
     moved_functions,
     posterior_density,
     sites_beside_posterior,
+    stein_statistics,
 )
 from pyrobnn.posterior.one_step import joint_events, one_step
+from pyrobnn.posterior.short_chains import evenly
 
 #: seconds that replicates may take: a share of the fit's, and at least this many
 _SHARE_OF_FIT = 0.25
@@ -79,7 +81,7 @@ def program_groups(
     seed: int,
 ) -> dict[str, xr.Dataset]:
     """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
-    density = cast(Density, posterior_density(posterior, x, y))
+    density = _judged_density(posterior, x, y)
     fitted = _fitted(posterior, density)
     # judging is to cost no more than fitting
     fit_seconds = posterior.meta.get("timings", {}).get("fit", 0.0)
@@ -96,20 +98,32 @@ def program_groups(
         groups[group.PRIOR_PREDICTIVE] = fitted.of_data(prior_data)
     if isinstance(x, Tensor) and x.dim():
         groups[group.CONSTANT_DATA] = _program_inputs(x, fitted.data, fitted.axes)
-    moved = _moved_group(posterior, x, y)
+    moved = _moved_group(posterior, density, y)
     if moved is not None:
         groups[group.MOVED] = moved
+    statistics = stein_statistics(posterior, density, y)
+    if statistics is not None:
+        groups[group.STEIN] = statistics
     return {name: dataset for name, dataset in groups.items() if dataset.data_vars}
 
 
-def _moved_group(posterior: PosteriorLike, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
+def _judged_density(posterior: PosteriorLike, x: Tensor | None, y: Tensor | None) -> Density:
+    """The density of a program and its data, in fewer operations where it repeats many: all that judges takes it."""
+    density = cast(Density, posterior_density(posterior, x, y))
+    if density.stochastic is not None:
+        return density
+    draws = {site.name: posterior.draws[site.name].flatten(0, 1) for site in density.sites}
+    return density.in_fewer_operations(evenly(density.unconstrain(draws), 2))
+
+
+def _moved_group(posterior: PosteriorLike, density: Density, y: Tensor | None) -> xr.Dataset | None:
     """The group ``MOVED``: of independent draws beside short chains that have arrived, or else of draws that moved."""
     independent = posterior.meta.get("kind") == "independent"
     if independent and posterior.num_chains * posterior.num_draws > 1:
-        beside = sites_beside_posterior(posterior, x, y)
+        beside = sites_beside_posterior(posterior, density, y)
         if beside is not None:
             return beside
-    return moved_functions(posterior, x, y, None)
+    return moved_functions(posterior, density, y, None)
 
 
 def _fitted(posterior: PosteriorLike, density: Density) -> _Fitted:

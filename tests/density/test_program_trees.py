@@ -79,6 +79,24 @@ def test_a_program_with_data_of_its_own_has_all_groups_without_being_given_any()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["NUTS", "SVI"])
+def test_all_that_judges_a_program_takes_one_density_of_it(method, monkeypatch):
+    """Each test of the draws made a density of its own, and merged the operations of a long loop anew."""
+    posterior = SHORT[method].fit(schools, ERRORS, EFFECTS, num_draws=200)
+    densities = []
+    build = Density.__init__
+
+    def counted(density, *args, **options):
+        densities.append(density)
+        build(density, *args, **options)
+
+    monkeypatch.setattr(Density, "__init__", counted)
+    tree = posterior.to_datatree(ERRORS, EFFECTS)
+    assert "stein" in tree.children
+    assert "moved" in tree.children or method == "NUTS"
+    assert len(densities) == 1
+
+
 def test_replicates_have_the_moments_of_the_program():
     posterior = fitted(num_draws=2000)
     values = posterior.to_datatree(ERRORS, EFFECTS)["posterior_predictive"]["effect"].values[0]

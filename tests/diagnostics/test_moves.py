@@ -258,10 +258,11 @@ def test_moves_by_a_trace_are_those_by_the_programs_own_python_bit_for_bit(
 
     monkeypatch.setattr(Density, "log_joint", counted)
     with helpers.seeded(0):
-        traced = invariance.moved_functions(posterior, x, y, probes)
+        density = invariance.posterior_density(posterior, x, y)
+        traced = invariance.moved_functions(posterior, density, y, probes)
         num_of_trace = len(runs)
         monkeypatch.setattr(invariance, "_MAX_TRACED", 0)
-        eager = invariance.moved_functions(posterior, x, y, probes)
+        eager = invariance.moved_functions(posterior, density, y, probes)
     # more than the gradients of ten trajectories of six steps
     assert num_of_trace <= 5 and len(runs) - num_of_trace > 60
     xr.testing.assert_identical(traced, eager)
