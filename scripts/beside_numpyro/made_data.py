@@ -92,6 +92,120 @@ def stochastic_volatility(rng: np.random.Generator) -> Data:
     return None, np.exp(log_variance / 2) * rng.normal(size=100)
 
 
+def gaussian_process(rng: np.random.Generator) -> Data:
+    """50 noisy values of a smooth function."""
+    x = np.sort(rng.uniform(-2.0, 2.0, size=50))
+    cov = 0.8**2 * np.exp(-0.5 * (x[:, None] - x) ** 2 / 0.9**2) + 1e-8 * np.eye(50)
+    return x, np.linalg.cholesky(cov) @ rng.normal(size=50) + 0.25 * rng.normal(size=50)
+
+
+def dawid_skene(rng: np.random.Generator) -> Data:
+    """Labels of 100 items of three classes by five annotators, of whom the last errs often."""
+    kinds = rng.choice(3, size=100, p=[0.5, 0.3, 0.2])
+    right = np.array([0.9, 0.8, 0.75, 0.7, 0.5])
+    is_right = rng.random((100, 5)) < right
+    wrong = (kinds[:, None] + rng.integers(1, 3, size=(100, 5))) % 3
+    return None, np.where(is_right, kinds[:, None], wrong)
+
+
+def item_response(rng: np.random.Generator) -> Data:
+    """Answers of 100 persons to fifteen items."""
+    ability = rng.normal(size=(100, 1))
+    difficulty = rng.normal(size=15)
+    slope = rng.lognormal(0.0, 0.4, size=15)
+    chance = 1 / (1 + np.exp(-slope * (ability - difficulty)))
+    return None, (rng.random((100, 15)) < chance).astype(float)
+
+
+def gaussian_mixture(rng: np.random.Generator) -> Data:
+    """200 values of three normals."""
+    component = rng.choice(3, size=200, p=[0.3, 0.45, 0.25])
+    means = np.array([-2.5, 0.0, 2.8])[component]
+    return None, means + np.array([0.5, 0.7, 0.4])[component] * rng.normal(size=200)
+
+
+def areal_counts(rng: np.random.Generator) -> Data:
+    """Neighbours of the 36 cells of a grid, and a count of each cell."""
+    rows, columns = np.divmod(np.arange(36), 6)
+    distance = abs(rows[:, None] - rows) + abs(columns[:, None] - columns)
+    neighbours = (distance == 1).astype(float)
+    precision = (np.diag(neighbours.sum(1)) - 0.85 * neighbours) / 0.7**2
+    effect = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=36))
+    return neighbours, rng.poisson(np.exp(1.5 + effect)).astype(float)
+
+
+def seasonal_series(rng: np.random.Generator) -> Data:
+    """96 months."""
+    month = np.arange(96.0)
+    angle = 2 * np.pi * month / 12
+    level = 1.0 + np.cumsum(0.1 * rng.normal(size=96))
+    season = 0.9 * np.sin(angle) - 0.5 * np.cos(angle) + 0.3 * np.sin(2 * angle)
+    return month, level + season + 0.4 * rng.normal(size=96)
+
+
+def overdispersed_counts(rng: np.random.Generator) -> Data:
+    """200 counts in twelve groups of unequal size; the second column has the group."""
+    groups = rng.choice(12, size=200, p=rng.dirichlet(np.full(12, 5.0)))
+    values = rng.normal(size=200)
+    rate = np.exp(rng.normal(1.0, 0.6, size=12)[groups] + 0.5 * values)
+    return np.stack([values, groups], -1), rng.poisson(rng.gamma(3.0, rate / 3.0)).astype(float)
+
+
+def wide_logistic(rng: np.random.Generator) -> Data:
+    """300 rows of forty columns, correlated by a common factor."""
+    x = 0.5 * rng.normal(size=(300, 1)) + rng.normal(size=(300, 40))
+    logits = -0.4 + x @ rng.normal(0.0, 0.4, size=40)
+    return x, (rng.random(300) < 1 / (1 + np.exp(-logits))).astype(float)
+
+
+def censored_survival(rng: np.random.Generator) -> Data:
+    """150 times, of which those behind the end of the study are cut there; the third column says which ended."""
+    inputs = rng.normal(size=(150, 2))
+    times = np.exp(1.0 + inputs @ np.array([0.6, -0.3])) * rng.weibull(1.5, size=150)
+    end = rng.uniform(1.0, 6.0, size=150)
+    return np.c_[inputs, times <= end], np.minimum(times, end)
+
+
+def ordinal_regression(rng: np.random.Generator) -> Data:
+    """200 grades of five."""
+    x = rng.normal(size=(200, 3))
+    latent = x @ np.array([1.2, -0.7, 0.0]) + rng.logistic(size=200)
+    return x, (latent[:, None] > np.array([-2.0, -0.6, 0.5, 1.8])).sum(-1)
+
+
+def eight_schools(rng: np.random.Generator) -> Data:
+    """Standard errors and effects of Rubin (1981), as they were published."""
+    errors = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+    return errors, np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+
+
+def missing_inputs(rng: np.random.Generator) -> Data:
+    """120 rows of three columns; 25 values of the first are missing."""
+    x = rng.normal(size=(120, 3))
+    x[:, 0] = 0.5 + 0.8 * x[:, 0]
+    y = x @ np.array([1.0, -0.5, 0.3]) + 0.5 * rng.normal(size=120)
+    x[rng.choice(120, 25, replace=False), 0] = np.nan
+    return x, y
+
+
+def change_point(rng: np.random.Generator) -> Data:
+    """100 yearly counts whose rate falls after 40."""
+    return None, rng.poisson(np.where(np.arange(100) < 40, 3.0, 1.2)).astype(float)
+
+
+def lotka_volterra(rng: np.random.Generator) -> Data:
+    """Twenty years of hares and lynxes."""
+    state = np.array([30.0, 6.0])
+    states = []
+    for _ in range(20):
+        states.append(state)
+        for _ in range(1000):
+            hares, lynxes = state
+            slope = np.array([hares * (0.55 - 0.028 * lynxes), lynxes * (0.026 * hares - 0.8)])
+            state = state + 0.001 * slope
+    return None, np.stack(states) * np.exp(0.2 * rng.normal(size=(20, 2)))
+
+
 MAKERS: dict[str, Callable[[np.random.Generator], Data]] = {
     maker.__name__: maker
     for maker in (
@@ -104,6 +218,20 @@ MAKERS: dict[str, Callable[[np.random.Generator], Data]] = {
         autoregression,
         two_regressions,
         stochastic_volatility,
+        gaussian_process,
+        dawid_skene,
+        item_response,
+        gaussian_mixture,
+        areal_counts,
+        seasonal_series,
+        overdispersed_counts,
+        wide_logistic,
+        censored_survival,
+        ordinal_regression,
+        eight_schools,
+        missing_inputs,
+        change_point,
+        lotka_volterra,
     )
 }
 

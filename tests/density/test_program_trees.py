@@ -78,7 +78,6 @@ def test_a_program_with_data_of_its_own_has_all_groups_without_being_given_any()
     assert "posterior_predictive" not in fitted().to_datatree().children  # its data are not at hand
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["NUTS", "SVI"])
 def test_all_that_judges_a_program_takes_one_density_of_it(method, monkeypatch):
     """Each test of the draws made a density of its own, and merged the operations of a long loop anew."""
@@ -87,7 +86,9 @@ def test_all_that_judges_a_program_takes_one_density_of_it(method, monkeypatch):
     build = Density.__init__
 
     def counted(density, *args, **options):
-        densities.append(density)
+        # what components may be exchanged is seen in float64
+        if not options.get("double"):
+            densities.append(density)
         build(density, *args, **options)
 
     monkeypatch.setattr(Density, "__init__", counted)
@@ -97,6 +98,7 @@ def test_all_that_judges_a_program_takes_one_density_of_it(method, monkeypatch):
     assert len(densities) == 1
 
 
+@pytest.mark.slow
 def test_replicates_have_the_moments_of_the_program():
     posterior = fitted(num_draws=2000)
     values = posterior.to_datatree(ERRORS, EFFECTS)["posterior_predictive"]["effect"].values[0]
