@@ -32,6 +32,8 @@ SELECTED = "selected_rows"
 #: data from which on the distribution of PIT values is tested; fewer joint events are judged by their values
 MIN_DATA = 20
 OBSERVED_DATA = "observed_data"
+#: of observed sites under a mask, which of their data count (1) and which the program leaves out (0)
+COUNTED = "counted_data"
 CONSTANT_DATA = "constant_data"
 #: at held-out points; their inputs and outcomes are in HELD_OUT
 PREDICTIONS = "predictions"

@@ -17,6 +17,7 @@ import xarray as xr
 
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.groups import (
+    COUNTED,
     EVENTS,
     FUNCTION,
     LOG_LIKELIHOOD,
@@ -34,7 +35,7 @@ from pyrobnn.core.groups import (
 #: joint events from which on each is judged as a row
 _FEWEST_EVENTS = 20
 #: groups that have a variable for each observed one
-_OF_OUTCOMES = (LOG_LIKELIHOOD, OBSERVED_DATA, ONE_STEP, POSTERIOR_PREDICTIVE)
+_OF_OUTCOMES = (COUNTED, LOG_LIKELIHOOD, OBSERVED_DATA, ONE_STEP, POSTERIOR_PREDICTIVE)
 #: rates at which a check of a right model may warn, and fail: this library's convention
 RATES = 2e-3, 1e-4
 #: replicates from which on a predictive distribution is read
@@ -394,7 +395,7 @@ class Evidence:
 
         With `whole` also those of a classifier's labels. Values that have a log-likelihood each are a row each. None
         where the outcome is a few events whose values depend on each other: `one_step` has those; and where rows may
-        have been chosen by their outcome.
+        have been chosen by their outcome. What a program masks is no datum, and is left out.
         """
         pair = self.outcome_and_replicates
         if pair is None or self.is_joint or self.is_selected:
@@ -405,10 +406,24 @@ class Evidence:
         if y.dtype.kind not in kinds or not _are_replicates(draws, y):
             return None
         terms = self.variable(LOG_LIKELIHOOD, str(pair[0].name))
-        if terms is not None and terms[{"chain": 0, "draw": 0}].shape == y.shape:
+        counted = self.counted
+        has_term_each = terms is not None and terms[{"chain": 0, "draw": 0}].shape == y.shape
+        if has_term_each or (counted is not None and counted.shape == y.shape):
             y = y.reshape(-1)
             draws = draws.reshape(len(draws), -1)
+        if counted is not None:
+            rows = counted.reshape(-1)
+            if len(rows) != len(y) or not rows.any():
+                return None
+            y = y[rows]
+            draws = draws[:, rows]
         return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
+
+    @property
+    def counted(self) -> np.ndarray | None:
+        """Which data of the outcome count, bool in their shape; None where all do."""
+        stored = self.values(COUNTED, self.outcome or "")
+        return None if stored is None else stored.astype(bool)
 
     def _replicate_draws(self, stored: xr.DataArray) -> np.ndarray:
         """The stored replicates (draw, …), or those with several of each draw where they are too few."""

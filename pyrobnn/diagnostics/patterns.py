@@ -359,6 +359,9 @@ def _own_moments(
 def _inputs_of(evidence: Evidence, num_rows: int) -> np.ndarray | None:
     """The training inputs, if there is a row of them for each of the errors."""
     x = evidence.values(CONSTANT_DATA, "x")
+    counted = evidence.counted
+    if x is not None and counted is not None and counted.shape == (len(x),):
+        x = x[counted]
     return x if x is not None and len(x) == num_rows else None
 
 

@@ -17,7 +17,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.model import Density, derived
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.nodes import Node
+from pyrobnn.model.nodes import Node, is_datum
 from pyrobnn.posterior.approximation import DRAWS_AT_ONCE, PosteriorLike
 from pyrobnn.posterior.arrays import Dims, few_draws, sample_dataset, site_dataset, to_numpy
 from pyrobnn.posterior.component_exchange import exchange_group
@@ -89,6 +89,7 @@ def program_groups(
     replicates = derived.replicates(density, fitted.posterior.draws, seed, seconds)
     groups = _densities(fitted)
     groups[group.OBSERVED_DATA] = _observed_data(fitted)
+    groups[group.COUNTED] = _counted(fitted)
     groups[group.ONE_STEP] = one_step(posterior, density, fitted.events)
     groups[group.POSTERIOR_PREDICTIVE] = fitted.of_data(replicates)
     groups[group.EXCHANGE] = exchange_group(density, posterior.draws)
@@ -153,10 +154,12 @@ def _selected_by_outcome(fitted: _Fitted) -> set[str]:
     """The sites whose rows may have been chosen by their outcome, as those that are not censored.
 
     A program writes censoring with two sites: where one is masked the other is not, or one of them is a probability
-    that is observed as 1 throughout ("ones trick"), which selects the rows of all.
+    that is observed as 1 throughout ("ones trick"), which selects the rows of all. A factor may take the place of the
+    second site.
     """
-    if len(fitted.data) < 2:
-        return set()
+    by_factor = _masked_beside_factor(fitted)
+    if by_factor or len(fitted.data) < 2:
+        return by_factor
     if any(_is_ones_trick(fitted.nodes[name]) for name in fitted.data):
         return set(fitted.data)
     masks = {name: _mask(fitted.nodes[name]) for name in fitted.data}
@@ -165,6 +168,24 @@ def _selected_by_outcome(fitted: _Fitted) -> set[str]:
         if _complementary(masks[one], masks[other]):
             selected |= {one, other}
     return selected
+
+
+def _masked_beside_factor(fitted: _Fitted) -> set[str]:
+    """The sites of which some data are masked, in plates that a factor has terms in: those of the masked rows."""
+    with_factors = {
+        plate.name
+        for node in fitted.nodes.values()
+        if is_datum(node) and isinstance(node["fn"], dist.Unit)
+        for plate in node["cond_indep_stack"]
+    }
+    masked = set()
+    for name in fitted.data:
+        node = fitted.nodes[name]
+        mask = _mask(node)
+        plates = {plate.name for plate in node["cond_indep_stack"]}
+        if mask is not None and bool(mask.any()) and not bool(mask.all()) and plates & with_factors:
+            masked.add(name)
+    return masked
 
 
 def _is_ones_trick(node: Node) -> bool:
@@ -179,6 +200,16 @@ def _mask(node: Node) -> Tensor | None:
     if isinstance(law, dist.MaskedDistribution) and isinstance(law._mask, Tensor):
         return law._mask
     return node["mask"] if isinstance(node["mask"], Tensor) else None
+
+
+def _counted(fitted: _Fitted) -> xr.Dataset:
+    """Which data of a site count, where some do not."""
+    counted = {}
+    for name in fitted.data:
+        mask = _mask(fitted.nodes[name])
+        if mask is not None and not bool(mask.all()):
+            counted[name] = mask.expand(fitted.nodes[name]["fn"].batch_shape).to(torch.int8)
+    return site_dataset(counted, fitted.axes, sample_dims=[])
 
 
 def _complementary(mask: Tensor | None, other: Tensor | None) -> bool:

@@ -13,6 +13,7 @@ import torch
 from helpers import seeded
 
 import pyrobnn as pb
+from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.model import Density, derived
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.log_terms import without_validation
@@ -338,6 +339,14 @@ def censored_by_masks(x, y):
             pyro.sample("late", dist.Exponential(rate), obs=y)
 
 
+def censored_by_factor(x, y):
+    rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
+    with pyro.plate("row", 40):
+        with pyro.poutine.mask(mask=SEEN):
+            pyro.sample("time", dist.Exponential(rate), obs=y)
+        pyro.factor("longer", torch.where(SEEN, 0.0, -rate * y))
+
+
 def censored_by_ones(x, y):
     rate = pyro.sample("rate", dist.Gamma(1.0, 1.0))
     pyro.sample("time", dist.Exponential(rate).expand([int(SEEN.sum())]).to_event(1), obs=y[SEEN])
@@ -346,7 +355,7 @@ def censored_by_ones(x, y):
         pyro.sample("late", dist.Bernoulli(survival), obs=torch.ones_like(survival))
 
 
-@pytest.mark.parametrize("program", [censored_by_masks, censored_by_ones])
+@pytest.mark.parametrize("program", [censored_by_masks, censored_by_ones, censored_by_factor])
 def test_censoring_that_a_program_writes_by_hand_is_not_held_against_replicates(program):
     posterior = fitted(program, None, TIMES)
     verdict = pb.diagnose(posterior.to_datatree(None, TIMES))
@@ -368,6 +377,35 @@ def test_gaps_that_are_masked_and_events_that_may_not_happen_are_judged():
 
     posterior = fitted(program, None, TIMES)
     assert pb.diagnose(posterior.to_datatree(None, TIMES)).checked("model")
+
+
+def seen_once_marked(x, y):
+    """Whether animals are seen a second time, of which some die before; what is not marked yet is masked."""
+    seen = pyro.sample("seen", dist.Beta(8.0, 2.0))
+    with pyro.plate("animal", len(y)):
+        alive = pyro.sample("alive", dist.Bernoulli(0.9), infer={"enumerate": "parallel"})
+        with pyro.poutine.mask(mask=y[:, 0] > 0):
+            pyro.sample("first", dist.Bernoulli(seen), obs=y[:, 0])
+            pyro.sample("second", dist.Bernoulli(seen * alive), obs=y[:, 1])
+        with pyro.poutine.mask(mask=torch.zeros(len(y), dtype=torch.bool)):
+            pyro.sample("zeroth", dist.Bernoulli(seen * alive), obs=0.0 * y[:, 0])
+
+
+def test_what_a_program_masks_is_not_held_against_replicates():
+    """A right capture-recapture model was said not to fit: zeros before an animal is marked are no data."""
+    marked = (torch.arange(90) % 3 > 0).float()
+    second = ((torch.arange(90) % 4 > 0) & (marked > 0)).float()
+    y = torch.stack([marked, second], 1)
+    with seeded(0):
+        draws = {"seen": 0.8 + 0.04 * torch.randn(4, 100)}
+    meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "data_given": [False, True]}
+    posterior = pb.Posterior(seen_once_marked, draws, meta=meta)
+    evidence = Evidence.of(posterior.to_datatree(None, y))
+    counts = {}
+    for view in evidence.by_outcome:
+        replicates = view.replicates()
+        counts[view.outcome] = 0 if replicates is None else len(replicates[1])
+    assert counts == {"first": 60, "second": 60, "zeroth": 0}
 
 
 def test_residuals_that_a_program_observes_are_no_data_and_gaps_that_it_fills_do_not_hide_them():
