@@ -16,12 +16,17 @@ from pyrobnn.model.gradient import at_each
 
 #: draws at which an exchange that left the density of the first as it was is tried again
 _NUM_DRAWS = 4
-#: exchanges that are tried of one number of components
+#: exchanges that are tried of one number of components, and the data of all of them; those of fewest sites come first
 _MOST_TRIED = 64
-#: difference of log joint densities that rounding explains, as a share of their size: of draws kept in float32
-_ROUNDING = 1e-5
-#: the same of a value that is taken to unconstrained space and back
-_INVERSE = 1e-3
+_MOST_DATA = 4_000_000
+#: data of the points whose log joint densities are computed together
+_DATA_AT_ONCE = 2**18
+#: difference of log joint densities that the rounding of float64 explains, as a share of their size
+_ROUNDING = 1e-8
+#: the same of a value that is taken to unconstrained space and back: of a draw that was kept in float32, and of a value
+#: in float64
+_INVERSE_OF_DRAW = 1e-3
+_INVERSE = 1e-6
 #: sds between the means of two components, which are equal where the draws hold all orders
 _APART = 1.0
 
@@ -72,7 +77,31 @@ def _first_exchange(
     count = len(next(iter(flat.values())))
     points = [int(place) for place in evenly_spaced(count, min(count, _NUM_DRAWS))]
     some = {name: value[points] for name, value in flat.items()}
-    return _first_that_holds(density.double(), some, candidates)
+    candidates = candidates[: _MOST_DATA // max(1, _num_data(density))]
+    if not candidates:
+        return None
+    density = density.double()
+    return _first_that_holds(density, _in_support(density, some), candidates)
+
+
+def _num_data(density: Density) -> int:
+    """The scalars of all observed sites."""
+    return sum(density.derived.replicated.values())
+
+
+@torch.no_grad()
+def _in_support(density: Density, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values (draw, …) as float64 has them: shares that were kept in float32 sum to one up to its rounding alone."""
+    exact = density.constrain(density.unconstrain(values))
+    return {
+        name: torch.where(_is_near(exact[name], value, _INVERSE_OF_DRAW), exact[name], torch.nan)
+        for name, value in values.items()
+    }
+
+
+def _is_near(value: Tensor, expected: Tensor, tolerance: float) -> Tensor:
+    """Whether each scalar is the expected one, up to a tolerance."""
+    return (value - expected).abs() <= tolerance * (1.0 + expected.abs())
 
 
 def _first_that_holds(
@@ -82,7 +111,6 @@ def _first_that_holds(
     first_order = [*range(candidates[0].num_components)]
     turn = [first_order[-1], *first_order[:-1]]
     swap = [1, 0, *first_order[2:]]
-    # the program runs once for all of them
     first = {name: value[:1] for name, value in values.items()}
     kept = _same_everywhere(
         density, first, [exchange.applied(first, swap) for exchange in candidates]
@@ -180,12 +208,15 @@ def _log_joints(density: Density, values: Mapping[str, Tensor]) -> Tensor:
     possible = torch.isfinite(z).all(1)
     log_joint = z.new_full((len(z),), torch.nan, dtype=torch.float64)
     if bool(possible.any()):
+        # the Python of the program runs once for each batch of points
         log_joint[possible] = at_each(
-            lambda point: density.log_joint(point, jacobian=False), z[possible]
+            lambda point: density.log_joint(point, jacobian=False),
+            z[possible],
+            at_once=max(2, _DATA_AT_ONCE // max(1, _num_data(density))),
         ).double()
     back = density.constrain(z)
     for name, value in values.items():
         # a transform that has no inverse there gives another value
-        error = (back[name] - value).abs() > _INVERSE * (1.0 + value.abs())
-        log_joint[error.reshape(len(z), -1).any(1)] = torch.nan
+        same = _is_near(back[name], value, _INVERSE)
+        log_joint[~same.reshape(len(z), -1).all(1)] = torch.nan
     return log_joint

@@ -15,6 +15,7 @@ import pyrobnn as pb
 from pyrobnn.core.groups import EXCHANGE
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.relabelling import switched_labels
+from pyrobnn.posterior import component_exchange
 from pyrobnn.posterior.component_exchange import exchange_group
 
 Y = torch.tensor(
@@ -198,3 +199,39 @@ def test_every_method_says_that_its_draws_are_of_one_order_or_of_several(method)
         assert "one of the 2 orders of the components of 'share', 'level'" in str(verdict)
     if verdict.draws == "pass":
         assert "in one of 2 orders" in verdict.lines and "in one of 2 orders" in verdict.summary
+
+
+def small_groups(x, y):
+    """Two groups of one row each beside many rows that tell nothing of them."""
+    with pyro.plate("groups", 2):
+        level = pyro.sample("level", dist.Normal(0.0, 1.0))
+    mean = torch.cat([level, level.new_zeros(len(y) - 2)])
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def test_a_difference_that_is_small_beside_the_log_density_is_one():
+    y = torch.cat([torch.tensor([-0.3, 0.3]), torch.ones(400_000)])
+    draws = draws_of({"level": [-0.5, 0.5]})
+    assert not exchange_group(pb.Density(small_groups, (None, y)), draws).data_vars
+
+
+def test_data_of_all_that_is_tried_are_bounded(monkeypatch):
+    """Sixty points of a program of many rows were computed together: 1.8 GB for 200,000 rows."""
+    numbers = []
+    at_each = component_exchange.at_each
+
+    def watched(function, *points, at_once):
+        numbers.append(at_once * len(Y))
+        return at_each(function, *points, at_once=at_once)
+
+    monkeypatch.setattr(component_exchange, "at_each", watched)
+    monkeypatch.setattr(component_exchange, "_DATA_AT_ONCE", 3 * len(Y))
+    monkeypatch.setattr(component_exchange, "_MOST_DATA", 10 * len(Y))
+    y, values, _ = SYMMETRIC[mixture]
+    draws = draws_of(values)
+    assert exchange_group(pb.Density(mixture, (None, y)), draws).data_vars
+    assert set(numbers) == {3 * len(Y)}
+    # the exchange that holds, of both sites, is not among the first two
+    monkeypatch.setattr(component_exchange, "_MOST_DATA", 2 * len(Y))
+    assert not exchange_group(pb.Density(mixture, (None, y)), draws).data_vars
