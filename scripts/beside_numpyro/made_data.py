@@ -193,19 +193,6 @@ def change_point(rng: np.random.Generator) -> Data:
     return None, rng.poisson(np.where(np.arange(100) < 40, 3.0, 1.2)).astype(float)
 
 
-def lotka_volterra(rng: np.random.Generator) -> Data:
-    """Twenty years of hares and lynxes."""
-    state = np.array([30.0, 6.0])
-    states = []
-    for _ in range(20):
-        states.append(state)
-        for _ in range(1000):
-            hares, lynxes = state
-            slope = np.array([hares * (0.55 - 0.028 * lynxes), lynxes * (0.026 * hares - 0.8)])
-            state = state + 0.001 * slope
-    return None, np.stack(states) * np.exp(0.2 * rng.normal(size=(20, 2)))
-
-
 MAKERS: dict[str, Callable[[np.random.Generator], Data]] = {
     maker.__name__: maker
     for maker in (
@@ -231,7 +218,6 @@ MAKERS: dict[str, Callable[[np.random.Generator], Data]] = {
         eight_schools,
         missing_inputs,
         change_point,
-        lotka_volterra,
     )
 }
 
