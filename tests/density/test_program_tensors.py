@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -30,9 +32,12 @@ def test_a_matrix_without_a_cholesky_factor_ends_no_run():
         )
     value = torch.func.vmap(density.log_joint)(z)
     assert value[0].isfinite() and not value[1].isfinite()
-    posterior = pb.NUTS(num_chains=2, num_warmup=40, compile=False).fit(
-        program, *density.args, num_draws=5
-    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        posterior = pb.NUTS(num_chains=2, num_warmup=40, compile=False).fit(
+            program, *density.args, num_draws=5
+        )
+    assert any("'covariance_matrix' of the site 'y'" in str(warning.message) for warning in told)
     assert posterior.sample_stats["lp"].isfinite().all()
 
 

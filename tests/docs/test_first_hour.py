@@ -16,8 +16,9 @@ import pyrobnn as pb
 
 x = torch.linspace(-1, 1, 8)[:, None]
 model = pb.BNN(pb.networks.mlp(1, (2,), seed=0), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3))
-pb.MAP(num_steps=20).fit(model, x, x, seed=0)
-posterior = pb.NUTS(num_chains=2, num_warmup=20, max_tree_depth=3).fit(model, x, x, num_draws=5, seed=0, progress=True)
+pb.MAP(num_steps=20, compile=True).fit(model, x, x, seed=0)
+nuts = pb.NUTS(num_chains=2, num_warmup=20, max_tree_depth=3, compile=True)
+posterior = nuts.fit(model, x, x, num_draws=5, seed=0, progress=True)
 assert bool(torch.isfinite(posterior.predict(x).mean).all())
 """
 

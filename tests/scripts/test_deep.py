@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -58,7 +59,8 @@ def test_a_quick_look_at_the_net_of_the_loop(tmp_path):
     method = "last-layer Laplace, loop's net"
     assert method in METHODS
     options = ["--num-train", "100", "--num-steps", "5", "--num-test", "20", "--num-draws", "2"]
-    main(["--here", "--methods", method, "--results", str(results), *options])
+    with torch.random.fork_rng():  # a script seeds its process
+        main(["--here", "--methods", method, "--results", str(results), *options])
     (made,) = map(json.loads, results.read_text(encoding="utf-8").splitlines())
     assert (made["num_test"], made["num_train"], made["num_draws"]) == (20, 100, 2)
     assert 0 < made["accuracy"] < 1 and made["file_mb"] > 0.4

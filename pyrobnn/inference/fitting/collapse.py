@@ -95,7 +95,7 @@ def _relative_spread(mean: Tensor, y: Tensor) -> float:
     values = mean.reshape(len(mean), -1).double()
     targets = y.reshape(len(y), -1).double().to(values.device)
     sd = targets.std(0)
-    lower, upper = targets.quantile(targets.new_tensor([0.25, 0.75]), 0)
+    lower, upper = targets.quantile(torch.tensor([0.25, 0.75]).to(targets), 0)
     middle = upper - lower  # zero of counts that are mostly zero
     scale = torch.where(middle > 0, torch.minimum(sd, middle), sd)
     if values.shape[1] != len(scale) or not bool((scale > 0).all() & values.isfinite().all()):

@@ -353,9 +353,11 @@ def _with_quiet_layers(net: torch.nn.Module) -> torch.nn.Module:
 def _draws(model: BNN, net: torch.nn.Module, x: Tensor) -> bool:
     """Whether a pass of the net moves the random state."""
     devices = [torch.device("cpu"), model.device]
-    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    values = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    values |= dict(net.named_parameters())
+    values = {name: value.to(x.device) for name, value in values.items()}
     with seeded(0, *devices):
-        torch.func.functional_call(net, buffers, (x[:FEW],))
+        torch.func.functional_call(net, values, (x[:FEW],))
         after = [float(torch.rand((), device=device)) for device in devices]
     with seeded(0, *devices):
         return after != [float(torch.rand((), device=device)) for device in devices]
