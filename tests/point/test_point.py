@@ -255,3 +255,22 @@ def test_a_search_whose_ends_go_on_to_their_modes_takes_half_of_the_steps(method
     likelihood = pb.likelihoods.HomoskedasticGaussian(scale)
     posterior = method.fit(pb.BNN(toy_net(), normal_prior(), likelihood), x, y)
     assert posterior.history["loss"].shape[-1] == num_steps
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pb.MAP(compile=False),
+        pb.Laplace(compile=False),
+        pb.SVI(num_steps=50, compile=False),
+    ],
+    ids=["MAP", "Laplace", "SVI"],
+)
+def test_a_batch_norm_net_of_fixed_noise_does_not_end_the_process(method):
+    """Its noise has no coordinate, and torch divided by that number behind a batch-norm layer."""
+    first, *others = toy_net()
+    net = torch.nn.Sequential(first, torch.nn.BatchNorm1d(first.out_features), *others).eval()
+    likelihood = pb.likelihoods.HomoskedasticGaussian(0.5)
+    x, y = toy()
+    posterior = method.fit(pb.BNN(net, normal_prior(), likelihood), x, y, seed=0)
+    assert bool(posterior.predict(x).mean.isfinite().all())

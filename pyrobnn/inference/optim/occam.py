@@ -183,6 +183,9 @@ def _log_det(
 
 def _noise_curvature(density: Density, theta: Tensor, index: Tensor) -> Tensor:
     """The exact curvature of minus the log joint in the coordinates ``index`` (noise,) of the noise, float64."""
+    if not len(index):
+        # a derivative in no direction at all ends the process where it passes a batch-norm layer
+        return theta.new_zeros(0, 0, dtype=torch.float64)
 
     def log_joint(noise: Tensor) -> Tensor:
         return density.log_joint(theta.index_copy(0, index, noise))
