@@ -15,6 +15,7 @@ from torch import nn
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.model.likelihoods.base import Likelihood
+from pyrobnn.posterior import recognition
 
 # runs this short are told to be too short
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -86,6 +87,24 @@ def test_another_model_is_refused(name, other, tmp_path):
     path = fitted(name, model(net())).save(tmp_path / "posterior.nc")
     with pytest.raises(ValueError, match="was fitted with another model"):
         pb.Posterior.load(path, OTHERS[other]())
+
+
+def test_rounding_of_a_mean_of_zero_is_no_other_model(monkeypatch):
+    """A net that cancels to zero predicts another zero on another machine."""
+    expected = {"mean": [1e-9, -2e-9], "sd": [0.5, 0.5]}
+    posterior = pb.MAP(num_steps=1, compile=False).fit(model(net()), *rows())
+    for mean, sd, is_other in (
+        ([3e-9, 1e-9], [0.5, 0.5], False),
+        ([1e-2, 0.0], [0.5, 0.5], True),
+        ([1e-9, -2e-9], [0.5, 0.6], True),
+    ):
+        predicted = {"mean": mean, "sd": sd}
+        monkeypatch.setattr(recognition, "first_predictions", lambda _, made=predicted: made)
+        if is_other:
+            with pytest.raises(ValueError, match="another model"):
+                recognition.check_predictions("file", posterior, expected)
+        else:
+            recognition.check_predictions("file", posterior, expected)
 
 
 def test_a_buffer_of_another_shape_is_named(tmp_path):
