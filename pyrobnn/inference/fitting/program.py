@@ -329,9 +329,10 @@ def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
 def refuse_hidden_noise(model: BNN, x: Tensor) -> None:
     """Refuse a net in training mode whose forward draws random numbers itself, beside those of its layers.
 
-    Nobody sees ``functional.dropout`` or stochastic depth among the layers, so it would be left out in silence.
+    Nobody sees ``functional.dropout`` or stochastic depth among the layers, so it would be left out in silence. ``x``
+    lies where the fit computes; the model may still be elsewhere.
     """
-    quiet = model.with_nets(_with_quiet_layers)
+    quiet = model.to(x.device).with_nets(_with_quiet_layers)
     if _draws(quiet, quiet.thread_net, x):
         raise Refused(
             "the forward of the net draws random numbers in training mode beside its dropout layers (as by "
@@ -353,11 +354,9 @@ def _with_quiet_layers(net: torch.nn.Module) -> torch.nn.Module:
 def _draws(model: BNN, net: torch.nn.Module, x: Tensor) -> bool:
     """Whether a pass of the net moves the random state."""
     devices = [torch.device("cpu"), model.device]
-    values = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    values |= dict(net.named_parameters())
-    values = {name: value.to(x.device) for name, value in values.items()}
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with seeded(0, *devices):
-        torch.func.functional_call(net, values, (x[:FEW],))
+        torch.func.functional_call(net, buffers, (x[:FEW],))
         after = [float(torch.rand((), device=device)) for device in devices]
     with seeded(0, *devices):
         return after != [float(torch.rand((), device=device)) for device in devices]
